@@ -1,0 +1,1 @@
+"""Workloads, arms, statistics and recorded results: `python -m benchmarks NAME` (spec §15)."""
