@@ -228,6 +228,8 @@ class LogStore(Protocol):
         """Nothing follows; readers get their end marker."""
 
     def finished(self, attempt: str, rank: int) -> bool: ...
+    async def more(self, attempt: str, rank: int, offset: int) -> None:
+        """Return once bytes lie behind `offset` or the log is finished (at once where that is so already)."""
 
 
 # -- jobs -----------------------------------------------------------------------------------------------------------
