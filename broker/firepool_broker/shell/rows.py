@@ -76,9 +76,10 @@ Write = InsertJob | StartAttempt | EndAttempt | MoveJob
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """The write is durable; `version` is the row's new version."""
+    """The write is durable; `version` is the row's new version, `seq` its new place in the order of visible changes."""
 
     version: int
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
