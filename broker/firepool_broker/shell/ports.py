@@ -10,20 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from firepool_wire.agentapi import (
-    AttemptStatus,
-    Hello,
-    Launch,
-    Launched,
-    Prepare,
-    Prepared,
-    Reset,
-    ResetReport,
-    Stats,
-    Stop,
-)
-from firepool_wire.frames import Frame
-
 from firepool_broker.core.asks import Binding
 from firepool_broker.core.pools import Pool
 from firepool_broker.shell.rows import (
@@ -38,6 +24,19 @@ from firepool_broker.shell.rows import (
     Won,
     Write,
 )
+from firepool_wire.agentapi import (
+    AttemptStatus,
+    Hello,
+    Launch,
+    Launched,
+    Prepare,
+    Prepared,
+    Reset,
+    ResetReport,
+    Stats,
+    Stop,
+)
+from firepool_wire.frames import Frame
 
 __all__ = [
     "EndAttempt",
@@ -267,6 +266,10 @@ class JobStore(Protocol):
 
     async def ended_since(self, caller: str, seq: int, limit: int) -> list[JobRow]:
         """Terminal rows of a caller behind `seq`, in order (resumable event streams)."""
+        ...
+
+    async def newest_seq(self, caller: str) -> int:
+        """The place of the caller's newest change (0: none): where an event stream that wants no history begins."""
         ...
 
     async def counts(self, caller: str | None, run: str | None) -> dict[str, int]:
