@@ -6,8 +6,6 @@ Frozen data without behaviour. The engine never sees payloads, environment or ar
 from dataclasses import dataclass
 from typing import Literal
 
-from firepool_wire.words import Fault, JobState, Path
-
 from firepool_broker.core.ids import (
     AttemptId,
     Caller,
@@ -20,6 +18,7 @@ from firepool_broker.core.ids import (
     Sku,
     TemplateDigest,
 )
+from firepool_wire.words import Fault, JobState, Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,8 @@ class LastUse:
     caller: Caller
     queue: Queue
     tag: ReuseTag | None
-    #: Release time on the engine's clock; None = not released (still in use, or the witness does not know).
+    #: Release time on the engine's clock; None = not released (still in use, or the witness does not know). An agent says
+    #: one only after a reset that it proved clean: a used pod without a release is not claimable before one.
     released_at: float | None = None
     hold_deadline: float | None = None
     #: The pod must retire after the job it runs now (boundary decision taken at claim time).
@@ -103,6 +103,8 @@ class FoundPod:
     #: Last use as the agent's own disk says; None = never used; meaningless when `agent_answered` is False.
     agent: LastUse | None = None
     agent_answered: bool = False
+    #: Its deletion is under way: it counts until verified gone, and serves nobody.
+    terminating: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,8 @@ class PodSeen:
     address: str
     ready: bool
     single_use: bool = False
+    #: Its deletion has begun.
+    terminating: bool = False
     #: Identity that changes when the pod is made anew under the same name.
     incarnation: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
