@@ -5,8 +5,12 @@ Only fields that differ from their default are sent, so a newer SDK works with a
 broker lacks. Unknown fields are refused by the API with the field's path and the nearest valid name.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 #: Arguments up to this many bytes travel inside the spec; larger ones go to the blob store first.
 INLINE_ARGS_BYTES = 64 * 1024
@@ -121,14 +125,61 @@ def sparse(value: Any) -> Any:
     """A dataclass as JSON with only the fields that differ from their defaults; containers keep their items."""
     if hasattr(value, "__dataclass_fields__"):
         out: dict[str, Any] = {}
-        for f in fields(value):
-            item = getattr(value, f.name)
-            default = f.default_factory() if callable(f.default_factory) else f.default
+        for name, default in _defaults(type(value)):
+            item = getattr(value, name)
             if item != default:
-                out[f.name] = sparse(item)
+                out[name] = sparse(item)
         return out
     if isinstance(value, tuple | list):
         return [sparse(v) for v in value]
     if isinstance(value, dict):
         return {k: sparse(v) for k, v in value.items()}
+    return value
+
+
+def from_sparse(cls: type[T], body: Mapping[str, Any]) -> T:
+    """The dataclass back from `sparse`'s object: lists become tuples, nested objects their classes.
+
+    For what was validated before it was stored: values are not checked, and keys of a newer version are skipped.
+
+    Raises:
+        TypeError: a field without default is missing.
+    """
+    plan = _plan(cls)
+    return cls(**{k: plan[k](v) for k, v in body.items() if k in plan})
+
+
+_known_defaults: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
+_known_plans: dict[type[Any], dict[str, Callable[[Any], Any]]] = {}
+
+
+def _defaults(cls: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Field names with their defaults (`MISSING`, equal to no value, where there is none)."""
+    if (found := _known_defaults.get(cls)) is None:
+        found = tuple((f.name, f.default_factory() if callable(f.default_factory) else f.default) for f in fields(cls))
+        _known_defaults[cls] = found
+    return found
+
+
+def _plan(cls: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    """How each field is read back, worked out once per class from its annotations."""
+    if (plan := _known_plans.get(cls)) is None:
+        hints = get_type_hints(cls)
+        plan = _known_plans[cls] = {f.name: _reader(hints[f.name]) for f in fields(cls)}
+    return plan
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return lambda v: from_sparse(hint, v)
+    if get_origin(hint) is tuple:
+        item = _reader(get_args(hint)[0])
+        return tuple if item is _same else lambda v: tuple(item(x) for x in v)
+    if get_origin(hint) in (Union, UnionType):
+        inner = next((r for r in map(_reader, get_args(hint)) if r is not _same), _same)
+        return inner if inner is _same else lambda v: None if v is None else inner(v)
+    return _same
+
+
+def _same(value: Any) -> Any:
     return value
