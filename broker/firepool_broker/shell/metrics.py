@@ -1,0 +1,73 @@
+"""Figures for Prometheus, fed by the runner. Names follow the words of spec §1; units last.
+
+Nothing here decides; `api` only renders the registry.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics.exposition import generate_latest
+
+_START_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.012, 0.02, 0.05, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """One broker's registry; a broker that is made twice in a process (tests) has two."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        reg = self.registry
+        self.submitted = Counter("firepool_jobs_submitted", "Submissions accepted durably", ["sku"], registry=reg)
+        self.refused = Counter("firepool_jobs_refused", "Submissions refused at once", ["code"], registry=reg)
+        self.replayed = Counter("firepool_jobs_replayed", "Submissions answered by their key", registry=reg)
+        self.started = Counter(
+            "firepool_attempts_started", "Starts committed", ["sku", "path", "why_not_warmer"], registry=reg
+        )
+        self.ended = Counter("firepool_jobs_ended", "Jobs that became terminal", ["sku", "state", "code"], registry=reg)
+        self.requeued = Counter(
+            "firepool_attempts_requeued", "Attempts that ended in a re-queue", ["sku"], registry=reg
+        )
+        self.first_instruction_s = Histogram(
+            "firepool_submit_to_first_instruction_s",
+            "Submission to first instruction",
+            ["sku", "path"],
+            buckets=_START_BUCKETS,
+            registry=reg,
+        )
+        self.handle_s = Histogram(
+            "firepool_engine_handle_s",
+            "One Engine.handle call (the paper's time under the lock)",
+            buckets=(5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2),
+            registry=reg,
+        )
+        self.handle_longest_s = Gauge("firepool_engine_handle_longest_s", "Longest Engine.handle call", registry=reg)
+        self.ticks = Counter("firepool_ticks", "Fallback ticks", registry=reg)
+        self.ticks_that_helped = Counter(
+            "firepool_ticks_that_helped", "Fallback ticks that dispatched what no event had", registry=reg
+        )
+        self.strikes = Counter("firepool_agent_strikes", "Agent calls with unknown outcome", ["call"], registry=reg)
+        self.resets = Counter("firepool_pod_resets", "Resets", ["clean"], registry=reg)
+        self.reset_s = Histogram(
+            "firepool_pod_reset_s",
+            "Reset as the agent took it",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10),
+            registry=reg,
+        )
+        self.pods_created = Counter("firepool_pods_created", "Pods that became ready", ["sku"], registry=reg)
+        self.pods_failed = Counter("firepool_pods_failed", "Pods that did not come up", ["sku"], registry=reg)
+        self.pods_gone = Counter("firepool_pods_gone", "Pods verified gone", registry=reg)
+        self.watch_overflows = Counter("firepool_watch_overflows", "Subscribers told to re-read", registry=reg)
+        self.surprises = Counter("firepool_surprises", "Pieces of work that broke unforeseen", registry=reg)
+        self.live_jobs = Gauge("firepool_live_jobs", "Jobs that are not terminal", registry=reg)
+        self.queued = Gauge("firepool_queue_length", "Jobs that wait", ["sku"], registry=reg)
+        self.pods = Gauge("firepool_pods", "Pods by state", ["sku", "state"], registry=reg)
+        self._longest_s = 0.0
+
+    def handled(self, took_s: float) -> None:
+        """One `handle` call took this long."""
+        self.handle_s.observe(took_s)
+        if took_s > self._longest_s:
+            self._longest_s = took_s
+            self.handle_longest_s.set(took_s)
+
+    def render(self) -> bytes:
+        """The text exposition of everything."""
+        return generate_latest(self.registry)

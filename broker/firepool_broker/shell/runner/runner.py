@@ -1,0 +1,303 @@
+"""The door of the real shell: events queue here, `Engine.handle` decides, effects are started in their order.
+
+Everything runs in the event loop's thread; `handle` is synchronous, hence atomic. What a room finds out comes back as an
+event. The public methods are what `api` calls. A broken invariant ends the broker (`broken`): the store and the agents
+hold the truth, and the next start rebuilds from them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from firepool_broker.core.engine import Engine
+from firepool_broker.core.events import (
+    CallerLimited,
+    CancelRequested,
+    ClientRenewed,
+    Event,
+    PoolsConfigured,
+    Woke,
+)
+from firepool_broker.core.ids import AttemptId, Caller, JobId
+from firepool_broker.core.pools import CallerLimits, Pool, problems
+from firepool_broker.shell.metrics import Metrics
+from firepool_broker.shell.ports import BlobStore, Identity, JobRow, JobStore, LogStore, TokenStore
+from firepool_broker.shell.runner.answers import Answers, row_of
+from firepool_broker.shell.runner.calls import Calls
+from firepool_broker.shell.runner.deliver import Deliver
+from firepool_broker.shell.runner.desk import Accepted, Desk, LiveJob, Parts
+from firepool_broker.shell.runner.effects import Effects
+from firepool_broker.shell.runner.follow import Follow
+from firepool_broker.shell.runner.intake import Intake
+from firepool_broker.shell.runner.pods import Pods
+from firepool_broker.shell.runner.saves import Saves
+from firepool_broker.shell.runner.start import Start
+from firepool_broker.shell.runner.stream import result_pieces
+from firepool_broker.shell.runner.wake import Wake
+from firepool_broker.shell.runner.watch import Subscription, Watch
+from firepool_broker.shell.runner.words import failure_of
+from firepool_wire.errors import BadRequest, Cancelled, FirepoolError, NotFound
+from firepool_wire.jobspec import JobSpec
+from firepool_wire.words import TERMINAL
+
+#: A cancel returns when it is recorded; a store that hangs must not hang the request for longer.
+RECORD_PATIENCE_S = 5.0
+
+#: Keeps the pools and limits for the next start.
+Remember = Callable[[Sequence[Pool], Mapping[str, CallerLimits]], None]
+
+
+class Runner:
+    """Joins engine, ports and API. Built by `main`; `start` before use, `aclose` at the end."""
+
+    def __init__(self, parts: Parts, metrics: Metrics | None = None, remember: Remember | None = None) -> None:
+        self.engine = Engine()
+        self.metrics = metrics or Metrics()
+        self.desk = Desk(parts, self.metrics, self.emit)
+        self._inbox: deque[Event] = deque()
+        self._draining = False
+        self._remember = remember
+        self._limits: dict[str, CallerLimits] = {}
+        #: The invariant that broke; `main` ends the broker when it is set.
+        self.broken: asyncio.Event = asyncio.Event()
+        self._started = False
+        self._watch = Watch(self.metrics)
+        self._intake = Intake(self.desk)
+        self._pods = Pods(self.desk)
+        self._deliver = Deliver(self.desk)
+        self._follow = Follow(self.desk, self._pods, self._deliver)
+        self._calls = Calls(self.desk, self._pods, self._follow)
+        self._saves = Saves(self.desk, self._intake, self._end_is_durable)
+        self._wake = Wake(self.desk.clock, self._woke, self._tick)
+        self._effects = Effects(
+            Answers(self.desk, self._intake, self._watch),
+            self._saves,
+            self._calls,
+            self._follow,
+            self._pods,
+            wake=self._wake,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self, pools: Sequence[Pool], limits: Mapping[str, CallerLimits] | None = None) -> None:
+        """Open the store, adopt what lives, tell the engine, and begin to follow the providers.
+
+        Raises:
+            FirepoolError: bad pools, a provider that cannot work here, a schema from the future.
+            StoreDown: the store cannot be opened.
+        """
+        parts = self.desk.parts
+        await parts.store.open()
+        for provider in parts.providers.values():
+            await provider.start()
+        for caller, limit in (limits or {}).items():
+            self._limits[caller] = limit
+            self.emit(CallerLimited(Caller(caller), limit))
+        self._configure(pools)
+        await Start(self.desk, self._intake, self._pods, self._calls).tell()
+        for provider in parts.providers.values():
+            self._pods.watch(provider)
+        self._wake.start_ticking()
+        self._started = True
+
+    async def aclose(self, *, leave_pods: bool) -> None:
+        """Stop everything; with `leave_pods` running jobs live on for the next broker."""
+        self._started = False
+        self._wake.stop()
+        self._watch.end()
+        await self.desk.stop_tasks()
+        parts = self.desk.parts
+        await parts.agents.aclose()
+        for provider in parts.providers.values():
+            await provider.aclose(leave_pods=leave_pods)
+        await parts.store.aclose()
+        await parts.blobs.aclose()
+
+    # -- the door ------------------------------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        """An event from anywhere in the loop's thread; handled now, or behind the one that is being handled."""
+        self._inbox.append(event)
+        if not self._draining:
+            self._drain()
+
+    def _drain(self) -> None:
+        if self.broken.is_set():
+            return
+        self._draining = True
+        engine, clock, carry, inbox = self.engine, self.desk.clock, self._effects.carry, self._inbox
+        event: Event | None = None
+        try:
+            while inbox:
+                event = inbox.popleft()
+                began = perf_counter()
+                effects = engine.handle(event, clock.now())
+                self.metrics.handled(perf_counter() - began)
+                for effect in effects:
+                    carry(effect)
+        except Exception as error:
+            self.desk.log.critical("broken", during=repr(event), exc_info=error)
+            self.broken.set()
+            raise
+        finally:
+            self._draining = False
+
+    def _woke(self) -> None:
+        self.emit(Woke())
+
+    def _tick(self) -> None:
+        jumped_s = self.desk.clock.follow_wall()
+        if jumped_s:
+            self.desk.log.warning("the wall clock ran ahead", jumped_s=jumped_s)
+        excused = self._wake.overdue(self.desk.clock.now())
+        before = self._effects.dispatched
+        self.metrics.ticks.inc()
+        self.emit(Woke())
+        if self._effects.dispatched > before and not excused:
+            self.metrics.ticks_that_helped.inc()
+            self.desk.log.warning("a fallback tick helped", effects=self._effects.dispatched - before)
+
+    def _end_is_durable(self, attempt: AttemptId) -> None:
+        runs = self.desk.runs.pop(attempt, None)
+        if runs:
+            self._calls.ack(attempt, list(runs))
+
+    # -- what the API asks ---------------------------------------------------------------------------------------------
+
+    async def submit(self, who: Identity, spec: JobSpec, body_digest: str) -> Accepted:
+        """One job, durable when this returns. Raises: FirepoolError."""
+        return await self._intake.submit(who, spec, body_digest)
+
+    async def submit_many(self, who: Identity, specs: Sequence[tuple[JobSpec, str]]) -> list[Accepted | FirepoolError]:
+        """Many jobs whose writes share commits; every one has its own answer."""
+        return await self._intake.submit_many(who, specs)
+
+    async def cancel(self, who: Identity, job: str, failure: FirepoolError | None = None) -> None:
+        """Ask for the job's end; returns when that is recorded, not when the job is gone. A finished job stays as it is.
+
+        Raises:
+            NotFound: the caller has no such job.
+        """
+        live = self.desk.jobs.get(JobId(job))
+        if live is None:
+            row = await self.store.get(job)
+            if row is None or not may_touch(who, row.caller):
+                raise NotFound(f"no job {job!r}", job_id=job)
+            return
+        if not may_touch(who, live.ask.caller):
+            raise NotFound(f"no job {job!r}", job_id=job)
+        if live.cancel_requested:
+            return
+        live.cancel_requested = True
+        recorded = self._saves.recorded(live)
+        why = failure or Cancelled(f"job {job} was cancelled by {who.person}", job_id=job)
+        self.emit(CancelRequested(JobId(job), failure_of(why), who.person))
+        await asyncio.wait((recorded,), timeout=RECORD_PATIENCE_S)
+
+    async def renew(self, who: Identity, jobs: Sequence[str]) -> None:
+        """Renew the client lease of those of the jobs that live and are the caller's."""
+        table = self.desk.jobs
+        mine = tuple(JobId(j) for j in jobs if (live := table.get(JobId(j))) and live.ask.caller == who.caller)
+        if mine:
+            self.emit(ClientRenewed(mine))
+
+    async def configure(self, pools: Sequence[Pool]) -> None:
+        """Replace the pools as a whole. Raises: BadRequest with every problem at once."""
+        self._configure(pools)
+        self._keep()
+
+    def _configure(self, pools: Sequence[Pool]) -> None:
+        found = [*problems(pools, {Caller(c): limit for c, limit in self._limits.items()})]
+        found += [
+            f"pool {pool.sku}: no provider {pool.provider!r} (there are: {', '.join(sorted(self.desk.parts.providers))})"
+            for pool in pools
+            if pool.provider not in self.desk.parts.providers
+        ]
+        if found:
+            raise BadRequest("the pools cannot be used: " + "; ".join(found), problems=found)
+        self.desk.pools = {pool.sku: pool for pool in pools}
+        self.emit(PoolsConfigured(tuple(pools)))
+
+    async def limit(self, caller: str, limits: CallerLimits) -> None:
+        """Set a caller's hard limits; kept for the next start."""
+        self._limits[caller] = limits
+        self.emit(CallerLimited(Caller(caller), limits))
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._remember is not None:
+            self._remember(tuple(self.desk.pools.values()), dict(self._limits))
+
+    def watch(self, caller: str) -> Subscription:
+        """The caller's changes from now on."""
+        return Subscription(self._watch, caller)
+
+    async def wait_terminal(self, job: str, timeout_s: float) -> JobRow | None:
+        """The row once the job is terminal, or None when `timeout_s` passed first (or there is no such job)."""
+        if JobId(job) not in self.desk.jobs:
+            row = await self.store.get(job)
+            return row if row is not None and row.state in TERMINAL else None
+        return await self._watch.terminal(job, timeout_s)
+
+    async def row(self, job: str) -> JobRow | None:
+        """The store's row, or a live view of a job whose first write is under way."""
+        live = self.desk.jobs.get(JobId(job))
+        if live is not None and not live.stored:
+            return row_of(live, self.now())
+        return await self.store.get(job)
+
+    def result_pieces(self, row: JobRow) -> AsyncIterator[bytes]:
+        """Result frames of a job, while it runs as they come, to their end."""
+        return result_pieces(self.desk, self._watch, row)
+
+    def live(self, job: str) -> LiveJob | None:
+        """The runner's entry of a job that is not terminal yet."""
+        return self.desk.jobs.get(JobId(job))
+
+    # -- what the API shows --------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> JobStore:
+        """The durable truth about jobs."""
+        return self.desk.parts.store
+
+    @property
+    def blobs(self) -> BlobStore:
+        """Content-addressed bytes."""
+        return self.desk.parts.blobs
+
+    @property
+    def logs(self) -> LogStore:
+        """Job output by offset."""
+        return self.desk.parts.logs
+
+    @property
+    def tokens(self) -> TokenStore:
+        """Who a bearer token speaks for."""
+        return self.desk.parts.tokens
+
+    def now(self) -> float:
+        """The engine's clock: epoch seconds that never run backwards."""
+        return self.desk.clock.now()
+
+    def interpreters(self) -> Sequence[dict[str, Any]]:
+        """Job interpreters of the pools, as their agents said."""
+        return self._pods.interpreters()
+
+    def problems(self) -> Sequence[str]:
+        """Why the broker is not ready to take jobs, in words (empty: ready)."""
+        if self.broken.is_set():
+            return ["an invariant of the engine broke; the broker must be restarted"]
+        return [] if self._started else ["the broker is starting or stopping"]
+
+    def render_metrics(self) -> bytes:
+        """Prometheus text exposition."""
+        return self.metrics.render()
+
+
+def may_touch(who: Identity, caller: str) -> bool:
+    """A caller's jobs are its own; operators may end anybody's."""
+    return who.caller == caller or who.role == "operator"
