@@ -1,0 +1,18 @@
+CREATE TABLE alembic_version ( version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num) );
+CREATE TABLE attempts ( id VARCHAR NOT NULL, job VARCHAR NOT NULL, outcome VARCHAR NOT NULL, started_at FLOAT NOT NULL, ended_at FLOAT NOT NULL, path VARCHAR, pods TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (id) ) WITHOUT ROWID;
+CREATE TABLE bindings ( n INTEGER NOT NULL, pod VARCHAR NOT NULL, attempt VARCHAR NOT NULL, job VARCHAR NOT NULL, rank INTEGER NOT NULL, caller VARCHAR NOT NULL, queue VARCHAR NOT NULL, tag VARCHAR, retire_after INTEGER NOT NULL, PRIMARY KEY (n) );
+CREATE TABLE callers ( name VARCHAR NOT NULL, created_at FLOAT NOT NULL, limits JSON NOT NULL, PRIMARY KEY (name) );
+CREATE TABLE jobs ( n INTEGER NOT NULL, id VARCHAR NOT NULL, caller VARCHAR NOT NULL, person VARCHAR NOT NULL, state VARCHAR NOT NULL, version INTEGER NOT NULL, seq INTEGER NOT NULL, retry_count INTEGER NOT NULL, infra_retries INTEGER NOT NULL, cancel_requested INTEGER NOT NULL, submitted_at FLOAT NOT NULL, updated_at FLOAT NOT NULL, sku VARCHAR NOT NULL, queue VARCHAR NOT NULL, run VARCHAR, "key" VARCHAR, body_digest VARCHAR NOT NULL, attempt VARCHAR, token VARCHAR, path VARCHAR, why_not_warmer VARCHAR NOT NULL, pods TEXT NOT NULL, retire_after TEXT NOT NULL, labels TEXT NOT NULL, result_blob VARCHAR, spec TEXT NOT NULL, facts TEXT NOT NULL, result BLOB, PRIMARY KEY (n) );
+CREATE TABLE leader ( id INTEGER NOT NULL, epoch INTEGER NOT NULL, seq INTEGER NOT NULL, pid INTEGER NOT NULL, since FLOAT NOT NULL, PRIMARY KEY (id), CONSTRAINT leader_is_one_row CHECK (id = 1) );
+CREATE TABLE people ( caller VARCHAR NOT NULL, name VARCHAR NOT NULL, created_at FLOAT NOT NULL, PRIMARY KEY (caller, name) );
+CREATE TABLE settings ( name VARCHAR NOT NULL, body JSON NOT NULL, updated_at FLOAT NOT NULL, PRIMARY KEY (name) );
+CREATE TABLE tokens ( digest VARCHAR NOT NULL, name VARCHAR NOT NULL, caller VARCHAR NOT NULL, person VARCHAR NOT NULL, role VARCHAR NOT NULL, created_at FLOAT NOT NULL, expires_at FLOAT, revoked_at FLOAT, PRIMARY KEY (digest) );
+CREATE INDEX bindings_pod ON bindings (pod);
+CREATE INDEX jobs_done ON jobs (caller, seq) WHERE state IN ('CANCELLED', 'FAILED', 'SUCCEEDED');
+CREATE UNIQUE INDEX jobs_id ON jobs (id);
+CREATE UNIQUE INDEX jobs_key ON jobs (caller, "key") WHERE key IS NOT NULL;
+CREATE INDEX jobs_live ON jobs (caller, seq) WHERE state IN ('PENDING', 'QUEUED', 'RUNNING');
+CREATE INDEX jobs_run ON jobs (caller, run, state);
+CREATE UNIQUE INDEX tokens_name ON tokens (caller, name) WHERE revoked_at IS NULL;
+INSERT INTO alembic_version (version_num) VALUES ('0001');
+INSERT INTO leader (id, epoch, seq, pid, since) VALUES (1, 0, 0, 0, 0.0);
