@@ -3,7 +3,7 @@
 `firepool_broker.shell.runner.Runner` is the real one; `main` passes it to `create_app`, where the types are compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -40,6 +40,9 @@ class Change(Protocol):
 
 class Subscription(Protocol):
     """A bounded window on a caller's changes. A subscriber that reads too slowly loses the oldest ones and is told."""
+
+    #: The broker stops: nothing follows.
+    ended: bool
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -105,6 +108,10 @@ class Broker(Protocol):
         ...
 
     async def row(self, job: str) -> JobRow | None: ...
+    def result_pieces(self, row: JobRow) -> AsyncIterator[bytes]:
+        """Result frames of a job, while it runs as they come, to its end."""
+        ...
+
     def interpreters(self) -> Sequence[dict[str, Any]]:
         """Job interpreters of the pools: [{"sku", "python", "version", "pickle"}], as their agents said."""
         ...

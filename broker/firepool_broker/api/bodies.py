@@ -1,0 +1,148 @@
+"""Rows, live views and fresh submissions as `JobBody`: what every endpoint that shows a job answers."""
+
+from typing import Any, cast
+
+from firepool_broker.api.needs import Accepted, Broker
+from firepool_broker.api.schemas import ErrorBody, JobBody, OutputBody, UsageBody, WaitingBody
+from firepool_broker.core.ids import JobId
+from firepool_broker.shell.ports import Identity, JobRow
+from firepool_wire.errors import FirepoolError
+from firepool_wire.jobspec import JobSpec
+from firepool_wire.words import TERMINAL
+
+#: Span, from, to (spec §2): Submit→first, Pod→first, queue wait, hand-off, the function's own run time.
+_SPANS = (
+    ("submit_to_first_s", "submitted", "first_instruction"),
+    ("pod_to_first_s", "claimed", "first_instruction"),
+    ("queue_wait_s", "submitted", "claimed"),
+    ("handoff_s", "committed", "launched"),
+    ("run_s", "first_instruction", "ended"),
+)
+
+_NO_FACTS: dict[str, Any] = {}
+
+
+def name_of(spec: JobSpec) -> str:
+    """The job's name in tables: its function's, or the program it runs."""
+    if spec.entrypoint.function is not None:
+        return spec.entrypoint.function.name or spec.entrypoint.function.import_path or "function"
+    argv = spec.entrypoint.argv or ("",)
+    return argv[0].rpartition("/")[2]
+
+
+def fresh_body(taken: Accepted, who: Identity, spec: JobSpec, now: float) -> JobBody:
+    """A job that was taken just now, without reading its row back."""
+    row = JobRow(
+        job=taken.job,
+        caller=who.caller,
+        person=who.person,
+        spec=spec,
+        state=taken.state,
+        version=1,
+        retry_count=0,
+        infra_retries=0,
+        cancel_requested=False,
+        submitted_at=now,
+        updated_at=now,
+        attempt=None,
+        token=None,
+        pods=(),
+        retire_after=(),
+        path=None,
+        why_not_warmer="",
+        facts=_NO_FACTS,
+        result=None,
+        result_blob=None,
+        seq=0,
+    )
+    return row_body(row)
+
+
+def row_body(row: JobRow, waiting: WaitingBody | None = None) -> JobBody:
+    """A job from its row; `waiting` where the engine still knows why it does not run."""
+    facts, spec = row.facts, row.spec
+    times: dict[str, float] = facts.get("times") or {}
+    ended = row.state in TERMINAL
+    return {
+        "id": row.job,
+        "state": row.state,
+        "caller": row.caller,
+        "person": row.person,
+        "name": name_of(spec),
+        "sku": spec.sku,
+        "queue": spec.queue,
+        "lease_tag": spec.lease_tag,
+        "labels": spec.labels,
+        "run": spec.run,
+        "idempotency_key": spec.idempotency_key,
+        "submitted_at": row.submitted_at,
+        "started_at": times.get("first_instruction") or times.get("launched") or times.get("committed"),
+        "ended_at": times.get("ended", row.updated_at) if ended else None,
+        "retry_count": row.retry_count,
+        "cancel_requested": row.cancel_requested,
+        "path": row.path or facts.get("path"),
+        "why_not_warmer": row.why_not_warmer or facts.get("why_not_warmer") or None,
+        "exit_code": facts.get("exit_code"),
+        "signal": facts.get("signal"),
+        "error": facts.get("error"),
+        "times": with_spans(times, row.submitted_at),
+        "usage": _usage(facts),
+        "dropped_env": list(facts.get("dropped_env") or ()),
+        "outputs": outputs_of(row),
+        "discarded_bytes": facts.get("discarded_bytes") or 0,
+        "waiting": waiting,
+        "pods": list(row.pods),
+        "result_bytes": facts.get("result_bytes") or len(row.result or b""),
+        "log_bytes": facts.get("log_bytes") or 0,
+        "seq": row.seq,
+    }
+
+
+def error_body(error: FirepoolError) -> ErrorBody:
+    """An error inside an answer that is itself good."""
+    return cast("ErrorBody", error.to_json())
+
+
+def live_body(runner: Broker, row: JobRow) -> JobBody:
+    """A job from its row, with what it waits for where it waits."""
+    return row_body(row, None if row.state in TERMINAL else waiting_of(runner, row.job))
+
+
+def waiting_of(runner: Broker, job: str) -> WaitingBody | None:
+    """What keeps the job from running, as the engine sees it now; None: it runs, or is over."""
+    told = runner.engine.explain(JobId(job), runner.now())
+    if told is None or told.waiting is None:
+        return None
+    return {
+        "position": told.waiting.position,
+        "blocked_by": told.waiting.blocked_by or None,
+        "holders": list(told.waiting.holders),
+    }
+
+
+def outputs_of(row: JobRow) -> list[OutputBody]:
+    """The stored output files of a job."""
+    return [
+        {"path": entry["path"], "bytes": entry["bytes"], "digest": entry["digest"]}
+        for entry in row.facts.get("outputs") or ()
+    ]
+
+
+def with_spans(times: dict[str, float], submitted_at: float) -> dict[str, float]:
+    """Milestones with the paper's spans (seconds) derived from them, as far as they were reached."""
+    if not times:
+        return {}
+    out = {"submitted": submitted_at, **times}
+    for span, begin, end in _SPANS:
+        if begin in out and end in out:
+            out[span] = max(0.0, out[end] - out[begin])
+    return out
+
+
+def _usage(facts: dict[str, Any]) -> UsageBody:
+    usage = facts.get("usage") or {}
+    return {
+        "peak_rss_bytes": usage.get("peak_rss_bytes"),
+        "cpu_s": usage.get("cpu_s"),
+        "peak_device_bytes": usage.get("peak_device_bytes"),
+    }
