@@ -2,7 +2,7 @@
 
 One request at a time, kept alive between them. A response is either collected (small JSON answers) or streamed with
 back-pressure (event logs, output files). A general client spends more on URLs, cookies, headers and timers than the
-whole exchange costs (`decisions/agent-http-client.md`). Nothing here knows what is asked; only `client` calls this.
+whole exchange costs (`decisions/0010-own-http-client-for-agents.md`). Nothing here knows what is asked; only `client` calls this.
 """
 
 import asyncio

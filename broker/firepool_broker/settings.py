@@ -1,0 +1,265 @@
+"""What an operator says before anything runs: flags, the pools file, and what this machine offers where nothing is said.
+
+Turns all of it into values; builds nothing (`main` does). The template digest is made here, because only here is it known
+what a pod is made from.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from firepool_broker.core.ids import Sku, TemplateDigest
+from firepool_broker.core.pools import Pool, Shape
+from firepool_wire.errors import BadRequest, UnknownField
+from firepool_wire.version import FIREPOOL, PROTOCOL
+
+T = TypeVar("T")
+
+#: Cards that `--simulate` makes up, by model: how many, and memory of each.
+SIMULATED = {"h200": (4, 141 * 1024), "h100": (4, 80 * 1024), "a100": (4, 80 * 1024)}
+#: Memory of a pod of the pool that is made without being asked for, MiB (less on small machines).
+DEFAULT_MEMORY_MIB = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One broker's settings, as its command line gives them."""
+
+    home: Path
+    host: str = "127.0.0.1"
+    #: 0: the port of the last run where it is free (clients find a restarted broker again), else any.
+    port: int = 0
+    pools_file: Path | None = None
+    simulate: str | None = None
+    #: Job interpreter of pools that name none: the caller's own environment.
+    python: str = sys.executable
+    #: The broker ends, and deletes its pods, when this process is gone.
+    embedded_parent: int | None = None
+    #: Pods (and the jobs on them) outlive a broker that is asked to stop.
+    leave_pods: bool = False
+    log_file: Path | None = None
+    log_level: str = "info"
+
+    @property
+    def token_file(self) -> Path:
+        """The local operator's token (0600)."""
+        return self.home / "token"
+
+    @property
+    def address_file(self) -> Path:
+        """Where programs on this machine find the broker."""
+        return self.home / "broker.json"
+
+
+# -- pools ------------------------------------------------------------------------------------------------------------
+
+
+def read_pools(path: Path) -> list[Pool]:
+    """The pools of a TOML file: an array `[[pool]]`, fields as in `core.pools.Pool`, `shape` and `settings` as tables.
+
+    Raises:
+        BadRequest: not TOML, or a value of another type than its field.
+        UnknownField: a field that no pool has, with the nearest one that it does.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} is not a pools file: {error}", field=str(path)) from error
+    except OSError as error:
+        raise BadRequest(f"the pools file cannot be read: {error}", field=str(path)) from error
+    unknown = sorted(set(document) - {"pool"})
+    if unknown or not isinstance(document.get("pool", []), list):
+        raise BadRequest(f"{path}: a pools file has `[[pool]]` tables and nothing else (found: {unknown})")
+    return [pool_of(table, f"pool[{n}]") for n, table in enumerate(document.get("pool", []))]
+
+
+def pool_of(table: Mapping[str, Any], where: str) -> Pool:
+    """One pool from a table of its fields. Raises: BadRequest, UnknownField."""
+    body = dict(table)
+    if "shape" in body:
+        body["shape"] = _typed(Shape, _table(body["shape"], f"{where}.shape"), f"{where}.shape")
+    if "settings" in body:
+        settings = _table(body["settings"], f"{where}.settings")
+        body["settings"] = tuple(sorted((str(k), str(v)) for k, v in settings.items()))
+    return _typed(Pool, body, where)
+
+
+def _table(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} is a table", field=where)
+    return value
+
+
+def _typed(cls: type[T], body: dict[str, Any], where: str) -> T:
+    hints = get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for name in body:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownField(f"{where}.{name} is not a field{hint}", path=f"{where}.{name}", nearest=near[:1] or None)
+    missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in body]
+    if missing:
+        raise BadRequest(f"{where} lacks {', '.join(missing)}", field=f"{where}.{missing[0]}")
+    return cls(**{name: _value(value, hints[name], f"{where}.{name}") for name, value in body.items()})
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    """A TOML value as its field's type: integers may stand for floats, arrays for tuples."""
+    plain = getattr(hint, "__supertype__", hint)  # NewType
+    if isinstance(value, Shape) or (isinstance(value, tuple) and where.endswith(".settings")):
+        return value
+    if plain is float or (float in get_args(plain)):
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if ok else value
+    elif isinstance(value, list):
+        ok, value = all(isinstance(v, str) for v in value) and "tuple" in str(plain), tuple(value)
+    elif isinstance(plain, type):
+        ok = isinstance(value, plain) and not (plain is int and isinstance(value, bool))
+    else:  # a literal
+        ok = value in get_args(plain)
+    if not ok:
+        raise BadRequest(f"{where} cannot be {value!r}; it is {getattr(plain, '__name__', plain)}", field=where)
+    return value
+
+
+# -- what a pod is made from --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def interpreter_version(python: str) -> str:
+    """What the interpreter says it is; "" when it does not run (its pods will say why)."""
+    try:
+        answer = subprocess.run(
+            [python, "-I", "-S", "-c", "import sys; print(sys.version, sys.prefix)"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()
+
+
+def template_of(pool: Pool, default_python: str) -> TemplateDigest:
+    """Digest of everything that a new pod of the pool is made from; pods of another digest are stale."""
+    python = dict(pool.settings).get("python", default_python)
+    parts = {
+        "agent": [FIREPOOL, PROTOCOL],
+        "python": [python, str(Path(python).resolve()), interpreter_version(python)],
+        "shape": [
+            pool.shape.accelerator,
+            pool.shape.gpus,
+            pool.shape.cpus,
+            pool.shape.memory_mib,
+            pool.shape.simulated,
+        ],
+        "preload": list(pool.preload),
+        "settings": [list(pair) for pair in pool.settings],
+        "provider": pool.provider,
+        "isolation": pool.isolation,
+        "requirements_mode": pool.requirements_mode,
+    }
+    return TemplateDigest(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16])
+
+
+def stamp(pools: Sequence[Pool], default_python: str) -> list[Pool]:
+    """The pools with their template digests."""
+    return [replace(pool, template=template_of(pool, default_python)) for pool in pools]
+
+
+# -- what this machine offers -------------------------------------------------------------------------------------------
+
+
+def default_pools(simulate: str | None = None) -> list[Pool]:
+    """Pools for a machine that nobody described: `cpu`, one per model of GPU found, and what is simulated.
+
+    Raises:
+        BadRequest: nothing is known about the model to simulate.
+    """
+    pools = [cpu_pool()]
+    pools += [gpu_pool(model, count) for model, count in found_gpus().items()]
+    if simulate is not None:
+        if simulate not in SIMULATED:
+            raise BadRequest(f"cannot simulate {simulate!r}; known: {', '.join(sorted(SIMULATED))}", field="simulate")
+        pools = [pool for pool in pools if pool.sku != simulate]
+        pools.append(gpu_pool(simulate, SIMULATED[simulate][0], simulated=True))
+    return pools
+
+
+def cpu_pool() -> Pool:
+    """The pool of jobs that ask for nothing: twice as many pods as cores, for jobs wait as often as they compute."""
+    count = max(2, 2 * cores())
+    return Pool(
+        sku=Sku("cpu"),
+        shape=Shape(cpus=1.0, memory_mib=pod_memory_mib(count)),
+        min_count=min(2, count),
+        max_idle_count=count,
+        max_count=count,
+        step=count,
+        isolation="portable",
+    )
+
+
+def gpu_pool(model: str, count: int, *, simulated: bool = False) -> Pool:
+    """A pool of single cards of one model."""
+    return Pool(
+        sku=Sku(model),
+        shape=Shape(accelerator=model, gpus=1, cpus=1.0, memory_mib=pod_memory_mib(max(count, 2)), simulated=simulated),
+        min_count=0,
+        max_idle_count=count,
+        max_count=count,
+        step=count,
+        isolation="portable",
+    )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pod_memory_mib(pods: int) -> int:
+    """Memory of one pod: the default, or a fair share of three quarters of a small machine."""
+    try:
+        total_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
+    except (ValueError, OSError):
+        return DEFAULT_MEMORY_MIB
+    return max(256, min(DEFAULT_MEMORY_MIB, total_mib * 3 // 4 // pods))
+
+
+def found_gpus() -> dict[str, int]:
+    """Cards of this machine by model ("h200": 8); none where there is no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    found: dict[str, int] = {}
+    try:
+        for n in range(pynvml.nvmlDeviceGetCount()):
+            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(n))
+            model = model_of(name.decode() if isinstance(name, bytes) else str(name))
+            found[model] = found.get(model, 0) + 1
+    finally:
+        pynvml.nvmlShutdown()
+    return found
+
+
+def model_of(name: str) -> str:
+    """A SKU's name from a card's product name: "NVIDIA H200 141GB" → "h200"."""
+    words = [w for w in name.lower().replace("-", " ").split() if w not in ("nvidia", "tesla", "geforce", "quadro")]
+    return words[0] if words else "gpu"
