@@ -98,6 +98,10 @@ class Broker(Protocol):
         """Replace the pools as a whole. Raises: BadRequest with every problem at once."""
         ...
 
+    def pool_problems(self, pools: Sequence[Pool]) -> Sequence[str]:
+        """Everything that is wrong with a configuration, in words (empty: `configure` would take it)."""
+        ...
+
     async def limit(self, caller: str, limits: CallerLimits) -> None:
         """Set a caller's hard limits, durably."""
         ...

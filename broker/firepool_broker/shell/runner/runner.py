@@ -209,13 +209,18 @@ class Runner:
         self._configure(pools)
         self._keep()
 
-    def _configure(self, pools: Sequence[Pool]) -> None:
+    def pool_problems(self, pools: Sequence[Pool]) -> list[str]:
+        """Everything that is wrong with a configuration, in words (empty: `configure` takes it)."""
         found = [*problems(pools, {Caller(c): limit for c, limit in self._limits.items()})]
         found += [
             f"pool {pool.sku}: no provider {pool.provider!r} (there are: {', '.join(sorted(self.desk.parts.providers))})"
             for pool in pools
             if pool.provider not in self.desk.parts.providers
         ]
+        return found
+
+    def _configure(self, pools: Sequence[Pool]) -> None:
+        found = self.pool_problems(pools)
         if found:
             raise BadRequest("the pools cannot be used: " + "; ".join(found), problems=found)
         self.desk.pools = {pool.sku: pool for pool in pools}
