@@ -1,0 +1,294 @@
+"""The cgroups of a pod: limits and figures from the memory, pids and cpu trees (v1 or v2), kill and freeze from v2.
+
+`Site` (nursery side) finds the trees of this machine and makes a pod's groups; `JobGroup` (agent side) uses the job's
+group inside the pod. Machines differ: a controller on a v1 tree is not on v2, and a v2 tree without controllers still
+kills. Whatever is not there is a no-op that says so by returning None or False; limits then rest on rlimits alone.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from firepool_wire.nursery import PodConfig
+
+_ROOT = "/sys/fs/cgroup"
+_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+def parse_own_groups(text: str) -> dict[str, str]:
+    """/proc/self/cgroup: controller (or "" for v2) → path of our group."""
+    found = {}
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                found[controller] = parts[2]
+    return found
+
+
+@dataclass(slots=True)
+class Site:
+    """Where groups can be made on this machine: parent directories by controller; `unified` is the v2 tree."""
+
+    parents: dict[str, str] = field(default_factory=dict)
+    #: Controllers that live on the v2 tree.
+    on_v2: frozenset[str] = frozenset()
+
+    @classmethod
+    def find(cls, name: str) -> "Site":
+        """Look the machine over and make a parent group `name` in every tree that lets us."""
+        try:
+            with open("/proc/self/cgroup") as f:
+                own = parse_own_groups(f.read())
+        except OSError:
+            return cls()
+        site = cls()
+        v2_mount = _ROOT if os.path.exists(f"{_ROOT}/cgroup.controllers") else f"{_ROOT}/unified"
+        if os.path.exists(f"{v2_mount}/cgroup.controllers"):
+            site._adopt("unified", v2_mount + own.get("", "/").rstrip("/"), name)
+        for controller in _CONTROLLERS:
+            if controller in own:
+                site._adopt(controller, f"{_ROOT}/{controller}{own[controller].rstrip('/')}", name)
+        site._delegate_v2()
+        return site
+
+    def _adopt(self, key: str, base: str, name: str) -> None:
+        path = f"{base}/{name}"
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError:
+            return
+        if os.access(f"{path}/cgroup.procs", os.W_OK):
+            self.parents[key] = path
+
+    def _delegate_v2(self) -> None:
+        """Switch controllers on for our groups where the v2 tree has them (a no-op where v1 trees hold them)."""
+        parent = self.parents.get("unified")
+        if parent is None:
+            return
+        granted = set()
+        for controller in _CONTROLLERS:
+            if controller not in self.parents and _write(f"{parent}/cgroup.subtree_control", f"+{controller}"):
+                granted.add(controller)
+                self.parents[controller] = parent
+        self.on_v2 = frozenset(granted)
+
+    def make(self, pod: str, limits: "Limits", owner: int) -> dict[str, str]:
+        """A pod's groups with its limits; returns the job group's directory per controller. The agent sits in the pod's
+        `agent` group, so a job that meets the limit takes nobody with it. `owner` may move processes in and read figures."""
+        made: dict[str, str] = {}
+        for controller, parent in self.parents.items():
+            base = f"{parent}/{pod}"
+            job = f"{base}/job"
+            os.makedirs(base, exist_ok=True)
+            if controller == "unified" or controller in self.on_v2:
+                for name in self.on_v2:
+                    _write(f"{base}/cgroup.subtree_control", f"+{name}")
+            for path in (job, f"{base}/agent"):
+                os.makedirs(path, exist_ok=True)
+            self._limit(controller, job, limits)
+            _give(base, owner)
+            _give(job, owner)
+            _give(f"{base}/agent", owner)
+            made[controller] = job
+        return made
+
+    def _limit(self, controller: str, job: str, limits: "Limits") -> None:
+        v2 = controller in self.on_v2
+        if controller == "memory" and limits.memory_bytes is not None:
+            _write(f"{job}/{'memory.max' if v2 else 'memory.limit_in_bytes'}", str(limits.memory_bytes))
+            _write(f"{job}/{'memory.swap.max' if v2 else 'memory.swappiness'}", "0")
+        elif controller == "pids":
+            _write(f"{job}/pids.max", str(limits.pids))
+        elif controller == "cpu":
+            weight = max(1, min(10_000, round(100 * limits.cpus)))
+            _write(f"{job}/cpu.weight", str(weight)) if v2 else _write(
+                f"{job}/cpu.shares", str(max(2, round(1024 * limits.cpus)))
+            )
+
+    def enter(self, pod: str, pid: int) -> None:
+        """Move the agent into its pod's `agent` group. Raises: OSError."""
+        for parent in set(self.parents.values()):
+            with open(f"{parent}/{pod}/agent/cgroup.procs", "w") as f:
+                f.write(str(pid))
+
+    def kill(self, pod: str) -> bool:
+        """Kill everything in the pod's groups at once; False where the kernel has no cgroup.kill."""
+        parent = self.parents.get("unified")
+        return parent is not None and _write(f"{parent}/{pod}/cgroup.kill", "1")
+
+    def oom_kills(self, pod: str) -> int:
+        """Processes of the pod that the kernel killed for memory."""
+        parent = self.parents.get("memory")
+        if parent is None:
+            return 0
+        groups = (f"{parent}/{pod}/job", f"{parent}/{pod}/agent")
+        return sum(_oom_kills(path, "memory" in self.on_v2) or 0 for path in groups)
+
+    def remove(self, pod: str, deadline_s: float = 1.0) -> list[str]:
+        """Remove the pod's groups; returns those that would not go."""
+        left = []
+        for parent in set(self.parents.values()):
+            base = f"{parent}/{pod}"
+            for path in (f"{base}/job", f"{base}/agent", base):
+                if not _retry(lambda path=path: _rmdir(path), deadline_s):  # type: ignore[misc]
+                    left.append(path)
+        return left
+
+    def close(self) -> list[str]:
+        """Remove the parent groups; returns those that would not go."""
+        return [path for path in set(self.parents.values()) if not _retry(lambda path=path: _rmdir(path), 1.0)]  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a pod's job group may use; None = unlimited."""
+
+    memory_bytes: int | None
+    pids: int
+    cpus: float
+
+
+def _rmdir(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _retry(action: Callable[[], bool], deadline_s: float) -> bool:
+    """A group of processes that just died stays busy for a moment."""
+    until = time.monotonic() + deadline_s
+    while not action():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _give(path: str, owner: int) -> None:
+    """Let `owner` (the agent) move processes, set the attempt's own memory limit and reset figures."""
+    if owner == os.geteuid():
+        return
+    names = (
+        "cgroup.procs",
+        "cgroup.kill",
+        "cgroup.freeze",
+        "memory.max_usage_in_bytes",
+        "memory.peak",
+        "memory.limit_in_bytes",
+        "memory.max",
+    )
+    os.chown(path, owner, owner)
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(f"{path}/{name}", owner, owner)
+
+
+def _write(path: str, text: str) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        with open(path) as f:
+            text = f.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def parse_flat(text: str) -> dict[str, int]:
+    """A flat keyed file (`memory.events`, `memory.oom_control`, `cpu.stat`): name → number."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[1].isdecimal():
+            found[words[0]] = int(words[1])
+    return found
+
+
+def _oom_kills(group: str, v2: bool) -> int | None:
+    try:
+        with open(f"{group}/{'memory.events' if v2 else 'memory.oom_control'}") as f:
+            return parse_flat(f.read()).get("oom_kill")
+    except OSError:
+        return None
+
+
+class JobGroup:
+    """The job's groups as the agent uses them. Missing trees are no-ops: figures None, actions False."""
+
+    def __init__(self, config: PodConfig) -> None:
+        self._paths = config.cgroups
+        memory = config.cgroups.get("memory", "")
+        self._memory = memory
+        self._memory_v2 = bool(memory) and os.path.exists(f"{memory}/memory.max")
+
+    def join(self) -> None:
+        """Move the calling process into the job's groups (it must still own its privileges). Raises: OSError."""
+        for path in set(self._paths.values()):
+            fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY)
+            try:
+                os.write(fd, b"0")
+            finally:
+                os.close(fd)
+
+    def limit(self, memory_bytes: int) -> bool:
+        """Lower (or restore) the memory limit of the next attempt; False where the agent may not."""
+        name = "memory.max" if self._memory_v2 else "memory.limit_in_bytes"
+        return bool(self._memory) and _write(f"{self._memory}/{name}", str(memory_bytes))
+
+    def reset_peak(self) -> bool:
+        """Start the peak figure anew."""
+        name = "memory.peak" if self._memory_v2 else "memory.max_usage_in_bytes"
+        return bool(self._memory) and _write(f"{self._memory}/{name}", "0")
+
+    def peak_bytes(self) -> int | None:
+        """Most memory that the job's processes used at once."""
+        return (
+            _read_int(f"{self._memory}/{'memory.peak' if self._memory_v2 else 'memory.max_usage_in_bytes'}")
+            if self._memory
+            else None
+        )
+
+    def current_bytes(self) -> int | None:
+        """Memory in use now."""
+        return (
+            _read_int(f"{self._memory}/{'memory.current' if self._memory_v2 else 'memory.usage_in_bytes'}")
+            if self._memory
+            else None
+        )
+
+    def oom_kills(self) -> int | None:
+        """Processes of jobs that the kernel killed for memory since the pod was made."""
+        return _oom_kills(self._memory, self._memory_v2) if self._memory else None
+
+    def kill(self) -> bool:
+        """SIGKILL everything in the group at once; False where the kernel has no cgroup.kill."""
+        path = self._paths.get("unified")
+        return path is not None and _write(f"{path}/cgroup.kill", "1")
+
+    def empty(self) -> bool | None:
+        """Whether no process is left in the group; None: cannot say."""
+        path = self._paths.get("unified")
+        try:
+            with open(f"{path}/cgroup.events") as f:
+                return parse_flat(f.read()).get("populated") == 0
+        except OSError:
+            return None

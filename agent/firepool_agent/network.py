@@ -1,0 +1,151 @@
+"""The pods' network on one machine: a bridge of fixed MAC, an address per pod, and a way out.
+
+Distinct addresses let gangs, torchrun and Ray find distinct hosts, and fixed ports hidden in libraries do not collide. The
+way out (forwarding and masquerading) uses the machine's `nft` or `iptables` once at start; without them pods reach each
+other only, and `note` says so. Nursery side, apart from `configure`, which runs inside the pod.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import zlib
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from firepool_agent.netlink import Netlink
+
+_FORWARD = "/proc/sys/net/ipv4/ip_forward"
+#: Networks to try, a free one is taken; each holds 4,000 pods.
+_CANDIDATES = tuple(IPv4Network(f"10.{x}.{y}.0/20") for x in (201, 203, 207, 213) for y in (0, 64, 128, 192))
+_PEER = "eth0"
+
+
+class Bridge:
+    """The bridge of one nursery. `close` removes everything that `open` made."""
+
+    def __init__(self, key: str) -> None:
+        self._tag = f"{zlib.crc32(key.encode()):08x}"
+        self.name = f"fp{self._tag}"
+        self.network = IPv4Network("0.0.0.0/32")
+        #: Why the network is less than wanted ("" = pods reach each other and the world).
+        self.note = ""
+        self._index = 0
+        self._undo: list[list[str]] = []
+        self._forward_before: str | None = None
+        self._taken: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Make bridge, address and way out. Raises: OSError: no bridge can be made here; nothing stays."""
+        self.network = self._free_network()
+        mac = bytes.fromhex(f"02{self._tag}01")
+        with Netlink() as link:
+            with contextlib.suppress(OSError):
+                link.delete(self.name)  # left by a nursery of the same home that was killed
+            link.add_bridge(self.name, mac)
+            try:
+                link.add_address(self.name, IPv4Interface((self.gateway, self.network.prefixlen)))
+                link.up(self.name)
+            except OSError:
+                link.delete(self.name)
+                raise
+        self._index = socket.if_nametoindex(self.name)
+        self._way_out()
+
+    @property
+    def gateway(self) -> IPv4Address:
+        """The bridge's own address."""
+        return self.network.network_address + 1
+
+    def _free_network(self) -> IPv4Network:
+        with open("/proc/net/route") as f:
+            used = [line.split() for line in f.readlines()[1:]]
+        taken = {IPv4Address(int.from_bytes(bytes.fromhex(words[1]), "little")) for words in used if len(words) > 1}
+        start = int(self._tag, 16) % len(_CANDIDATES)
+        for network in _CANDIDATES[start:] + _CANDIDATES[:start]:
+            if not any(address in network for address in taken):
+                return network
+        raise OSError("every network tried for pods is in use on this machine")
+
+    def _way_out(self) -> None:
+        table = f"firepool_{self._tag}"
+        nft, iptables = shutil.which("nft"), shutil.which("iptables")
+        rule = ["POSTROUTING", "-s", str(self.network), "!", "-o", self.name, "-j", "MASQUERADE"]
+        if nft:
+            script = (
+                f"table ip {table} {{ chain post {{ type nat hook postrouting priority 100; "
+                f'ip saddr {self.network} oifname != "{self.name}" masquerade; }} }}'
+            )
+            done, undo = self._run([nft, script]), [nft, "delete", "table", "ip", table]
+        elif iptables:
+            done = self._run([iptables, "-w", "-t", "nat", "-A", *rule])
+            undo = [iptables, "-w", "-t", "nat", "-D", *rule]
+        else:
+            self.note = "neither nft nor iptables is installed: pods reach each other, but not the world"
+            return
+        if not done:
+            self.note = f"masquerading was refused ({self.note}): pods reach each other, but not the world"
+            return
+        self._undo.append(undo)
+        try:
+            with open(_FORWARD, "r+") as f:
+                before = f.read().strip()
+                if before != "1":
+                    f.seek(0)
+                    f.write("1")
+                    self._forward_before = before
+        except OSError as e:
+            self.note = f"forwarding cannot be switched on ({e}): pods reach each other, but not the world"
+
+    def _run(self, command: list[str]) -> bool:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode:
+            self.note = done.stderr.strip()[-200:]
+        return done.returncode == 0
+
+    def attach(self, pod: str, pid: int) -> IPv4Interface:
+        """Give the network namespace of `pid` a place on the bridge; the pod's address. Raises: OSError."""
+        number = self._number(pod)
+        with Netlink() as link:
+            with contextlib.suppress(OSError):
+                link.delete(self._veth(number))
+            link.add_veth(self._veth(number), _PEER, pid, self._index)
+        return IPv4Interface((self.network.network_address + number, self.network.prefixlen))
+
+    def _veth(self, number: int) -> str:
+        return f"{self.name[:10]}v{number:x}"
+
+    def _number(self, pod: str) -> int:
+        taken = set(self._taken.values())
+        number = next(n for n in range(2, self.network.num_addresses - 1) if n not in taken)
+        self._taken[pod] = number
+        return number
+
+    def detach(self, pod: str) -> None:
+        """Forget a pod's place and delete its interface at once (the kernel would take its time over it)."""
+        number = self._taken.pop(pod, None)
+        if number is not None:
+            with Netlink() as link, contextlib.suppress(OSError):
+                link.delete(self._veth(number))
+
+    def close(self) -> None:
+        """Remove bridge, rules and the forwarding switch, if we turned it on."""
+        with Netlink() as link, contextlib.suppress(OSError):
+            link.delete(self.name)
+        for command in self._undo:
+            self._run(command)
+        if self._forward_before is not None and os.path.exists(_FORWARD):
+            with open(_FORWARD, "w") as f:
+                f.write(self._forward_before)
+
+
+def configure(address: IPv4Interface | None, gateway: IPv4Address | None) -> None:
+    """Inside the pod: loopback up, and the address on the pod's end of the pair. Raises: OSError."""
+    with Netlink() as link:
+        link.up("lo")
+        if address is None:
+            return
+        link.add_address(_PEER, address)
+        link.up(_PEER)
+        if gateway is not None:
+            link.add_default_route(_PEER, gateway.packed)

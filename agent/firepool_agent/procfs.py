@@ -1,0 +1,194 @@
+"""The text of /proc as values: pure functions over what was read, and the few reads that the agent needs.
+
+A parser never raises on text that the kernel (or a hostile process, which picks its own name) could write; what it
+cannot read is skipped. Any room of the agent may call this one.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+#: States in which a process is dead for our purpose: zombie (its parent has not looked yet) and dead.
+DEAD = frozenset("ZXx")
+
+
+class Process(NamedTuple):
+    """One process as /proc/<pid>/stat and the owner of /proc/<pid> show it."""
+
+    pid: int
+    parent: int
+    state: str
+    session: int
+    #: Clock ticks after boot; with the pid it names a process for good.
+    started: int
+    uid: int = -1
+
+
+def parse_stat(text: str, uid: int = -1) -> Process | None:
+    """A line of /proc/<pid>/stat. The name in brackets may hold anything, brackets and newlines included."""
+    head, bracket, rest = text.rpartition(")")
+    pid_text, opening, _name = head.partition("(")
+    fields = rest.split()
+    if not bracket or not opening or len(fields) < 20 or len(fields[0]) != 1:
+        return None
+    try:
+        return Process(int(pid_text), int(fields[1]), fields[0], int(fields[3]), int(fields[19]), uid)
+    except ValueError:
+        return None
+
+
+def read_process(pid: int) -> Process | None:
+    """One process, or None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            text = f.read().decode("utf-8", "surrogateescape")
+            # The owner of /proc/<pid> is root for processes that made themselves undumpable, so ask the status.
+            uid = _status_uid(pid)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return parse_stat(text, uid)
+
+
+def _status_uid(pid: int) -> int:
+    with open(f"/proc/{pid}/status", "rb") as f:
+        return parse_status_uid(f.read().decode("utf-8", "surrogateescape"))
+
+
+def parse_status_uid(text: str) -> int:
+    """Real uid out of /proc/<pid>/status (-1: not found). A process's own name cannot forge the line: the kernel
+    escapes newlines in it."""
+    for line in text.splitlines():
+        if line.startswith("Uid:"):
+            words = line.split()
+            return int(words[1]) if len(words) > 1 and words[1].isdecimal() else -1
+    return -1
+
+
+def pids() -> list[int]:
+    """Every pid in this PID namespace. Raises: OSError where there is no /proc."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def processes() -> Iterator[Process]:
+    """Every process in this PID namespace that could be read."""
+    for pid in pids():
+        process = read_process(pid)
+        if process is not None:
+            yield process
+
+
+def descendants(root: int, seen: Iterable[Process]) -> list[Process]:
+    """Processes below `root` (itself not included), parents before children."""
+    children: dict[int, list[Process]] = {}
+    for process in seen:
+        if process.pid != process.parent:
+            children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    visited = {root}
+    edge = [root]
+    while edge:
+        for process in children.get(edge.pop(), ()):
+            if process.pid not in visited:
+                visited.add(process.pid)
+                found.append(process)
+                edge.append(process.pid)
+    return found
+
+
+class IpcObject(NamedTuple):
+    """A System V object: kind `shm`, `sem` or `msg`, its id and its owner."""
+
+    kind: str
+    identifier: int
+    uid: int
+
+
+def parse_sysvipc(kind: str, text: str) -> list[IpcObject]:
+    """The table of /proc/sysvipc/<kind>; columns are found by their heading."""
+    lines = text.splitlines()
+    if not lines:
+        return []
+    heads = lines[0].split()
+    try:
+        id_column, uid_column = heads.index(f"{kind}id"), heads.index("uid")
+    except ValueError:
+        return []
+    found = []
+    for line in lines[1:]:
+        words = line.split()
+        if len(words) > max(id_column, uid_column) and words[id_column].isdecimal() and words[uid_column].isdecimal():
+            found.append(IpcObject(kind, int(words[id_column]), int(words[uid_column])))
+    return found
+
+
+def sysvipc() -> list[IpcObject]:
+    """Every System V object in this IPC namespace (nothing where the kernel has none)."""
+    found: list[IpcObject] = []
+    for kind in ("shm", "sem", "msg"):
+        try:
+            with open(f"/proc/sysvipc/{kind}") as f:
+                found += parse_sysvipc(kind, f.read())
+        except OSError:
+            continue
+    return found
+
+
+class Listener(NamedTuple):
+    """A socket that waits for peers: protocol, port and the uid that made it."""
+
+    protocol: str
+    port: int
+    uid: int
+
+
+#: TCP_LISTEN, and the state of an unconnected UDP socket.
+_WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
+
+
+def parse_sockets(protocol: str, text: str) -> set[Listener]:
+    """Listeners out of the table of /proc/net/<protocol>."""
+    found = set()
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) < 8 or words[3] != _WAITING[protocol]:
+            continue
+        _address, colon, port = words[1].rpartition(":")
+        if not colon:
+            continue
+        try:
+            found.add(Listener(protocol, int(port, 16), int(words[7])))
+        except ValueError:
+            continue
+    return found
+
+
+def listeners() -> set[Listener]:
+    """Every waiting socket in this network namespace."""
+    found: set[Listener] = set()
+    for protocol in _WAITING:
+        try:
+            with open(f"/proc/net/{protocol}") as f:
+                found |= parse_sockets(protocol, f.read())
+        except OSError:
+            continue
+    return found
+
+
+def parse_mounts(text: str) -> frozenset[str]:
+    """Mounts out of /proc/self/mountinfo as comparable words: place, root, type and source (ids change, these do not)."""
+    found = set()
+    for line in text.splitlines():
+        head, dash, tail = line.partition(" - ")
+        words, after = head.split(), tail.split()
+        if dash and len(words) >= 6 and len(after) >= 2:
+            found.add(f"{words[4]} {words[3]} {after[0]} {after[1]}")
+    return frozenset(found)
+
+
+def mounts() -> frozenset[str]:
+    """Mounts of this mount namespace (empty where /proc is not there)."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+            return parse_mounts(f.read())
+    except OSError:
+        return frozenset()
