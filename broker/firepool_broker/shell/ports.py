@@ -11,7 +11,8 @@ from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from firepool_broker.core.asks import Binding
-from firepool_broker.core.pools import Pool
+from firepool_broker.core.ids import Caller
+from firepool_broker.core.pools import CallerLimits, Pool
 from firepool_broker.shell.rows import (
     EndAttempt,
     InsertJob,
@@ -308,6 +309,19 @@ class TokenStore(Protocol):
         ...
 
     async def revoke(self, name: str, caller: str) -> bool: ...
+
+
+@runtime_checkable
+class ConfigStore(Protocol):
+    """Running configuration that outlives the broker."""
+
+    async def save_pools(self, pools: Sequence[Pool]) -> None: ...
+    async def load_pools(self) -> list[Pool] | None:
+        """The pools as last applied through the API; None: none ever were."""
+        ...
+
+    async def set_limits(self, caller: Caller, limits: CallerLimits) -> None: ...
+    async def limits(self) -> Mapping[Caller, CallerLimits]: ...
 
 
 #: What the runner gives a provider's or store's background work to report fatal trouble with.
