@@ -11,6 +11,7 @@ from firepool_broker.core.events import (
     CallerLimited,
     CancelRequested,
     ClientRenewed,
+    DependencyEnded,
     Event,
     JobSubmitted,
     PoolsConfigured,
@@ -21,7 +22,7 @@ from firepool_broker.sim.hands import Hands
 from firepool_broker.sim.scene import Scene
 from firepool_broker.sim.trace import Side
 from firepool_broker.sim.yard import SimPod, Tenancy
-from firepool_wire.words import TERMINAL
+from firepool_wire.words import TERMINAL, JobState
 
 #: `check(everything=True)` runs once in so many events (house style: every invariant, but not at every step).
 CHECK_ALL_EVERY = 1000
@@ -73,6 +74,9 @@ class Broker:
         for found in jobs:
             self.hands.store.asks[found.ask.job] = found.ask
         self.give(BrokerStarted(pods, tuple(jobs), tuple(ledger.bindings_of(pod.pod for pod in pods))))
+        for found in jobs:
+            if found.state is JobState.PENDING:
+                self._tell_inputs(found.ask)
 
     def _undo_orphans(self) -> None:
         """A prepared lease without a row that runs it counts as never prepared (`design.md` §1)."""
@@ -111,6 +115,14 @@ class Broker:
             self.arriving.add(ask.job)
             self.hands.store.asks[ask.job] = ask
             self.give(JobSubmitted(ask))
+            self._tell_inputs(ask)
+
+    def _tell_inputs(self, ask: Ask) -> None:
+        """Inputs that ended before the engine knew of the job that waits for them."""
+        for dependency in ask.depends:
+            row = self.scene.ledger.rows.get(dependency)
+            if row is not None and row.state in TERMINAL:
+                self.give(DependencyEnded(ask.job, dependency, row.failure))
 
     def cancel(self, job: JobId, failure: Failure) -> None:
         """A cancel arrives."""

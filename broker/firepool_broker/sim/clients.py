@@ -33,6 +33,11 @@ _ENDINGS = {
     ),
     "never": Exit(exit_code=0),
 }
+_TIMED_OUT = Exit(
+    exit_code=137,
+    signal=9,
+    failure=Failure(code="RunTimeout", message="ran too long", fault=Fault.LIMIT, retryable=False),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,9 +91,11 @@ class Clients:
         return not self._open
 
     def body(self, attempt: AttemptId, rank: int) -> Body:
-        """What the attempt's code does; the last rank of a gang takes a little longer."""
+        """What the attempt's code does; each rank of a gang takes a little longer. The agent enforces the run time-out."""
         work = self.stories[job_of(attempt)].work
         run_s = inf if work.ending == "never" else work.body_s * (1.0 + 0.01 * rank)
+        if work.run_timeout_s is not None and work.run_timeout_s < run_s:
+            return Body(work.run_timeout_s, _TIMED_OUT, work.heavy)
         return Body(run_s, _ENDINGS[work.ending], work.heavy)
 
     def waiting_for(self) -> list[JobId]:
@@ -136,8 +143,13 @@ class Clients:
     def _arrive(self, story: Story) -> None:
         if story.answered:
             return
+        inputs = [self.stories[job] for job in story.depends]
+        refused = next((other.refused for other in inputs if other.refused is not None), None)
+        if refused is not None:
+            self.refused(story.job, refused)
+            return
         desk = self.desk()
-        if desk is None:
+        if desk is None or not all(other.answered for other in inputs):
             self.clock.after(RESEND_S, lambda: self._arrive(story))
             return
         work = story.work
