@@ -1,0 +1,109 @@
+"""What a launch brings becomes files, paths and variables of the attempt: blobs, package, requirement layers, environment; and the
+choice between going on in the forked interpreter and starting a fresh one.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from firepool_agent import env
+from firepool_agent.isolate import job_paths
+from firepool_agent.order import Order
+from firepool_agent.outputs import DIR_NAME
+from firepool_agent.parts import Parts
+from firepool_agent.scratch import Slot
+from firepool_wire.agentapi import Launch
+from firepool_wire.errors import BadRequest, PackageError, SerializationMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that the attempt's order is made of."""
+
+    launch: Launch
+    env: dict[str, str]
+    dropped_env: list[str]
+    #: In front of `sys.path`, as the job sees them.
+    paths: list[str]
+    #: As the agent sees them.
+    package: str | None
+    layers: list[str]
+    #: Why a fresh interpreter is needed; None: the forked one will do.
+    fresh: str | None
+    blobs: dict[str, Path]
+
+    @classmethod
+    async def gather(cls, parts: Parts, slot: Slot, launch: Launch) -> "Inputs":
+        """Fetch, unpack, install. Raises: FirepoolError: whose fault it is, it says."""
+        if (launch.function is None) == (launch.argv is None):
+            raise BadRequest("a launch has either a function or an argv", field="entrypoint")
+        check_formats(launch, parts.zygote.about)
+        work, home, tmp = job_paths(parts.config, slot)
+        paths, layers = [], []
+        package = None
+        if launch.package is not None or launch.requirements is not None:
+            raise PackageError("this agent takes neither packages nor requirements yet")
+        variables, dropped = env.compose(parts.config, launch.env, launch.injected)
+        variables |= {"HOME": home, "TMPDIR": tmp, "PWD": work, "FIREPOOL_OUTPUT_DIR": f"{home}/{DIR_NAME}"}
+        searched = [work, *layers]
+        fresh = None
+        if env.needs_fresh_interpreter(variables):
+            fresh = "a variable that an interpreter reads only at its start"
+        return cls(
+            launch, env.with_paths(variables, paths), dropped, paths, package, layers, fresh, _blobs(parts, launch)
+        )
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[dict[str, int]]:
+        """Descriptors of the blobs that go along with the order, by name."""
+        with contextlib.ExitStack() as stack:
+            yield {name: stack.enter_context(path.open("rb")).fileno() for name, path in self.blobs.items()}
+
+    def order(self, attempt: str, blobs: dict[str, int]) -> Order:
+        """The order for the waiting process."""
+        launch = self.launch
+        return Order(
+            attempt=attempt,
+            argv=launch.argv,
+            function=launch.function,
+            depends=launch.depends,
+            env=self.env,
+            paths=self.paths,
+            package=self.package,
+            layers=self.layers,
+            fresh=self.fresh if launch.function is not None else None,
+            untrusted=launch.untrusted,
+            max_result_bytes=launch.max_result_bytes,
+            blobs=list(blobs),
+        )
+
+
+def _blobs(parts: Parts, launch: Launch) -> dict[str, Path]:
+    wanted: dict[str, str] = {}
+    if launch.function is not None and launch.function.get("payload"):
+        wanted["payload"] = launch.function["payload"]
+    if launch.args_blob is not None:
+        wanted["args"] = launch.args_blob
+    return {name: parts.blobs.path(digest) for name, digest in wanted.items()}
+
+
+def check_formats(launch: Launch, about: dict[str, object]) -> None:
+    """A function by value runs only where Python's minor version is the client's and its pickle format is known.
+
+    Raises: SerializationMismatch.
+    """
+    entry = launch.function
+    if entry is None or not entry.get("payload"):
+        return
+    theirs, ours = entry.get("python") or "", str(about["python_version"])
+    pickle, known = int(entry.get("pickle", 5)), int(str(about["pickle"]))
+    if (theirs and theirs != ours) or pickle > known:
+        raise SerializationMismatch(
+            f"the function was pickled by Python {theirs or '?'} (pickle format {pickle}); the pod runs Python {ours} "
+            f"(format {known}). Use the same minor version, or give the function by import path.",
+            client_python=theirs,
+            client_pickle=pickle,
+            pod_python=ours,
+            pod_pickle=known,
+        )
