@@ -4,25 +4,22 @@ Turns all of it into values; builds nothing (`main` does). The template digest i
 what a pod is made from.
 """
 
-import difflib
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
 
+from firepool_broker.api.poolsfile import read_pools as pools_of
 from firepool_broker.core.ids import Sku, TemplateDigest
 from firepool_broker.core.pools import Pool, Shape
-from firepool_wire.errors import BadRequest, UnknownField
+from firepool_wire.errors import BadRequest
 from firepool_wire.version import FIREPOOL, PROTOCOL
-
-T = TypeVar("T")
 
 #: Cards that `--simulate` makes up, by model: how many, and memory of each.
 SIMULATED = {"h200": (4, 141 * 1024), "h100": (4, 80 * 1024), "a100": (4, 80 * 1024)}
@@ -64,10 +61,10 @@ class Settings:
 
 
 def read_pools(path: Path) -> list[Pool]:
-    """The pools of a TOML file: an array `[[pool]]`, fields as in `core.pools.Pool`, `shape` and `settings` as tables.
+    """The pools of a TOML file: an array `[[pool]]` of definitions as the API takes them.
 
     Raises:
-        BadRequest: not TOML, or a value of another type than its field.
+        BadRequest: not TOML, or a value that its knob cannot have.
         UnknownField: a field that no pool has, with the nearest one that it does.
     """
     try:
@@ -77,59 +74,9 @@ def read_pools(path: Path) -> list[Pool]:
     except OSError as error:
         raise BadRequest(f"the pools file cannot be read: {error}", field=str(path)) from error
     unknown = sorted(set(document) - {"pool"})
-    if unknown or not isinstance(document.get("pool", []), list):
-        raise BadRequest(f"{path}: a pools file has `[[pool]]` tables and nothing else (found: {unknown})")
-    return [pool_of(table, f"pool[{n}]") for n, table in enumerate(document.get("pool", []))]
-
-
-def pool_of(table: Mapping[str, Any], where: str) -> Pool:
-    """One pool from a table of its fields. Raises: BadRequest, UnknownField."""
-    body = dict(table)
-    if "shape" in body:
-        body["shape"] = _typed(Shape, _table(body["shape"], f"{where}.shape"), f"{where}.shape")
-    if "settings" in body:
-        settings = _table(body["settings"], f"{where}.settings")
-        body["settings"] = tuple(sorted((str(k), str(v)) for k, v in settings.items()))
-    return _typed(Pool, body, where)
-
-
-def _table(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"{where} is a table", field=where)
-    return value
-
-
-def _typed(cls: type[T], body: dict[str, Any], where: str) -> T:
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    for name in body:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownField(f"{where}.{name} is not a field{hint}", path=f"{where}.{name}", nearest=near[:1] or None)
-    missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in body]
-    if missing:
-        raise BadRequest(f"{where} lacks {', '.join(missing)}", field=f"{where}.{missing[0]}")
-    return cls(**{name: _value(value, hints[name], f"{where}.{name}") for name, value in body.items()})
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    """A TOML value as its field's type: integers may stand for floats, arrays for tuples."""
-    plain = getattr(hint, "__supertype__", hint)  # NewType
-    if isinstance(value, Shape) or (isinstance(value, tuple) and where.endswith(".settings")):
-        return value
-    if plain is float or (float in get_args(plain)):
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        value = float(value) if ok else value
-    elif isinstance(value, list):
-        ok, value = all(isinstance(v, str) for v in value) and "tuple" in str(plain), tuple(value)
-    elif isinstance(plain, type):
-        ok = isinstance(value, plain) and not (plain is int and isinstance(value, bool))
-    else:  # a literal
-        ok = value in get_args(plain)
-    if not ok:
-        raise BadRequest(f"{where} cannot be {value!r}; it is {getattr(plain, '__name__', plain)}", field=where)
-    return value
+    if unknown:
+        raise BadRequest(f"{path}: a pools file has `[[pool]]` tables and nothing else (found: {', '.join(unknown)})")
+    return pools_of(document.get("pool", []))
 
 
 # -- what a pod is made from --------------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 Nothing here decides; `api` only renders the registry.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _START_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.012, 0.02, 0.05, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 

@@ -15,7 +15,15 @@ from firepool_broker.core.events import Event
 from firepool_broker.core.ids import AttemptId, Caller, JobId, PodName
 from firepool_broker.core.pools import Pool
 from firepool_broker.shell.metrics import Metrics
-from firepool_broker.shell.ports import AgentClient, BlobStore, JobStore, LogStore, PodProvider, TokenStore
+from firepool_broker.shell.ports import (
+    AgentClient,
+    BlobStore,
+    ConfigStore,
+    JobStore,
+    LogStore,
+    PodProvider,
+    TokenStore,
+)
 from firepool_broker.shell.runner.clock import Clock
 from firepool_wire.agentapi import ExitRecord, Hello
 from firepool_wire.jobspec import JobSpec
@@ -30,6 +38,7 @@ class Parts:
     blobs: BlobStore
     logs: LogStore
     tokens: TokenStore
+    config: ConfigStore
     agents: AgentClient
     providers: Mapping[str, PodProvider]
 

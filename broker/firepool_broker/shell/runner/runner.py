@@ -7,7 +7,7 @@ hold the truth, and the next start rebuilds from them.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -45,21 +45,21 @@ from firepool_wire.words import TERMINAL
 #: A cancel returns when it is recorded; a store that hangs must not hang the request for longer.
 RECORD_PATIENCE_S = 5.0
 
-#: Keeps the pools and limits for the next start.
-Remember = Callable[[Sequence[Pool], Mapping[str, CallerLimits]], None]
+#: Gives pools their template digests: only whoever knows what pods are made from can.
+Stamp = Callable[[Sequence[Pool]], Sequence[Pool]]
 
 
 class Runner:
     """Joins engine, ports and API. Built by `main`; `start` before use, `aclose` at the end."""
 
-    def __init__(self, parts: Parts, metrics: Metrics | None = None, remember: Remember | None = None) -> None:
+    def __init__(self, parts: Parts, metrics: Metrics | None = None, stamp: Stamp = tuple) -> None:
         self.engine = Engine()
         self.metrics = metrics or Metrics()
         self.desk = Desk(parts, self.metrics, self.emit)
         self._inbox: deque[Event] = deque()
         self._draining = False
-        self._remember = remember
-        self._limits: dict[str, CallerLimits] = {}
+        self._stamp = stamp
+        self._limits: dict[Caller, CallerLimits] = {}
         #: The invariant that broke; `main` ends the broker when it is set.
         self.broken: asyncio.Event = asyncio.Event()
         self._started = False
@@ -82,8 +82,10 @@ class Runner:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
-    async def start(self, pools: Sequence[Pool], limits: Mapping[str, CallerLimits] | None = None) -> None:
+    async def start(self, pools: Sequence[Pool] | None, otherwise: Sequence[Pool] = ()) -> None:
         """Open the store, adopt what lives, tell the engine, and begin to follow the providers.
+
+        `pools` None: those that were applied last, or `otherwise` where none ever were.
 
         Raises:
             FirepoolError: bad pools, a provider that cannot work here, a schema from the future.
@@ -93,21 +95,27 @@ class Runner:
         await parts.store.open()
         for provider in parts.providers.values():
             await provider.start()
-        for caller, limit in (limits or {}).items():
-            self._limits[caller] = limit
-            self.emit(CallerLimited(Caller(caller), limit))
-        self._configure(pools)
+        for caller, limits in (await parts.config.limits()).items():
+            self._limits[caller] = limits
+            self.emit(CallerLimited(caller, limits))
+        if pools is None:
+            pools = await parts.config.load_pools()
+        self._configure(otherwise if pools is None else pools)
         await Start(self.desk, self._intake, self._pods, self._calls).tell()
         for provider in parts.providers.values():
             self._pods.watch(provider)
         self._wake.start_ticking()
         self._started = True
 
+    def end_streams(self) -> None:
+        """The broker is about to stop: subscriptions end, waiters get no row."""
+        self._watch.end()
+
     async def aclose(self, *, leave_pods: bool) -> None:
         """Stop everything; with `leave_pods` running jobs live on for the next broker."""
         self._started = False
         self._wake.stop()
-        self._watch.end()
+        self.end_streams()
         await self.desk.stop_tasks()
         parts = self.desk.parts
         await parts.agents.aclose()
@@ -205,36 +213,33 @@ class Runner:
             self.emit(ClientRenewed(mine))
 
     async def configure(self, pools: Sequence[Pool]) -> None:
-        """Replace the pools as a whole. Raises: BadRequest with every problem at once."""
+        """Replace the pools as a whole; kept for the next start. Raises: BadRequest with every problem at once."""
         self._configure(pools)
-        self._keep()
+        await self.desk.parts.config.save_pools(pools)
 
     def pool_problems(self, pools: Sequence[Pool]) -> list[str]:
         """Everything that is wrong with a configuration, in words (empty: `configure` takes it)."""
-        found = [*problems(pools, {Caller(c): limit for c, limit in self._limits.items()})]
-        found += [
-            f"pool {pool.sku}: no provider {pool.provider!r} (there are: {', '.join(sorted(self.desk.parts.providers))})"
+        providers = self.desk.parts.providers
+        return [*problems(pools, self._limits)] + [
+            f"pool {pool.sku}: no provider {pool.provider!r} (there are: {', '.join(sorted(providers))})"
             for pool in pools
-            if pool.provider not in self.desk.parts.providers
+            if pool.provider not in providers
         ]
-        return found
 
     def _configure(self, pools: Sequence[Pool]) -> None:
         found = self.pool_problems(pools)
         if found:
             raise BadRequest("the pools cannot be used: " + "; ".join(found), problems=found)
-        self.desk.pools = {pool.sku: pool for pool in pools}
-        self.emit(PoolsConfigured(tuple(pools)))
+        stamped = tuple(self._stamp(pools))
+        self.desk.pools = {pool.sku: pool for pool in stamped}
+        self.emit(PoolsConfigured(stamped))
 
     async def limit(self, caller: str, limits: CallerLimits) -> None:
         """Set a caller's hard limits; kept for the next start."""
-        self._limits[caller] = limits
-        self.emit(CallerLimited(Caller(caller), limits))
-        self._keep()
-
-    def _keep(self) -> None:
-        if self._remember is not None:
-            self._remember(tuple(self.desk.pools.values()), dict(self._limits))
+        name = Caller(caller)
+        await self.desk.parts.config.set_limits(name, limits)
+        self._limits[name] = limits
+        self.emit(CallerLimited(name, limits))
 
     def watch(self, caller: str) -> Subscription:
         """The caller's changes from now on."""

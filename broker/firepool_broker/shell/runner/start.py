@@ -39,7 +39,7 @@ class Start:
         rows = await store.unfinished()
         seen = [(provider, pod) for provider in desk.parts.providers.values() for pod in await provider.list_pods()]
         hellos = await asyncio.gather(*(self._greet(provider, pod) for provider, pod in seen))
-        jobs = tuple(self._foundJobId(row.job) for row in rows)
+        jobs = tuple(self._found_job(row) for row in rows)
         pods = tuple(self._found_pod(pod, hello) for (_, pod), hello in zip(seen, hellos, strict=True))
         bindings = tuple(await store.bindings([pod.name for _, pod in seen]))
         settled = [await self._settled(row) for row in rows if row.state is JobState.PENDING]
@@ -96,7 +96,6 @@ class Start:
         )
         lighten(live)
         self._intake.admit(live)
-        started_at = row.facts.get("started_at")
         return FoundJob(
             ask=ask,
             state=row.state,
@@ -108,7 +107,8 @@ class Start:
             path=Path(row.path) if row.path else None,
             retire_after=any(row.retire_after),
             why_not_warmer=row.why_not_warmer,
-            started_at=float(started_at) if started_at is not None else None,
+            # The start was the last change of a running row that raised its time.
+            started_at=row.updated_at if row.state is JobState.RUNNING else None,
         )
 
     async def _settled(self, row: JobRow) -> list[DependencyEnded]:

@@ -1,0 +1,112 @@
+"""Builds what the tests of the runner's rooms stand on: a desk with the real stores, the real agent client, and pods that
+are fake agents. Events that a room emits gather in `told` instead of reaching an engine."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from firepool_broker.core.asks import Ask
+from firepool_broker.core.events import Event
+from firepool_broker.core.ids import JobId, PodName, Sku
+from firepool_broker.core.pools import Pool
+from firepool_broker.shell.agents import Agents
+from firepool_broker.shell.blobs.joblogs import LogFiles
+from firepool_broker.shell.blobs.local import LocalBlobs
+from firepool_broker.shell.metrics import Metrics
+from firepool_broker.shell.ports import Identity, PodOrder
+from firepool_broker.shell.runner.desk import Desk, LiveJob, Parts
+from firepool_broker.shell.runner.intake import ask_of
+from firepool_broker.shell.store.config import Configuration
+from firepool_broker.shell.store.database import Database
+from firepool_broker.shell.store.jobs import SqliteJobs
+from firepool_broker.shell.store.tokens import SqliteTokens
+from firepool_wire.jobspec import Entrypoint, JobSpec
+from firepool_wire.words import JobState
+from tests.shell.memory_provider import MemoryProvider
+
+E = TypeVar("E")
+PATIENCE_S = 10.0
+ALICE = Identity(caller="alice", person="alice")
+BOB = Identity(caller="bob", person="bob")
+
+
+def argv_spec(*argv: str, **fields: Any) -> JobSpec:
+    """A command job."""
+    return JobSpec(entrypoint=Entrypoint(argv=argv or ("print", "hello")), **fields)
+
+
+def parts(home: Path, provider: MemoryProvider) -> Parts:
+    """The real stores in `home`, the real agent client, and the given provider."""
+    database = Database(home / "store.db")
+    return Parts(
+        store=SqliteJobs(database),
+        blobs=LocalBlobs(home / "blobs"),
+        logs=LogFiles(home / "logs"),
+        tokens=SqliteTokens(database),
+        config=Configuration(database),
+        agents=Agents(),
+        providers={"local": provider},
+    )
+
+
+async def until(true: Callable[[], Any], what: str = "it") -> Any:
+    """Wait until something holds; fails with `what` after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        await asyncio.sleep(0.002)
+    return found
+
+
+@dataclass
+class Workshop:
+    """A desk on its own."""
+
+    desk: Desk
+    provider: MemoryProvider
+    told: list[Event] = field(default_factory=list)
+
+    async def event(self, kind: type[E]) -> E:
+        """The first event of a kind, once it was told."""
+        found: E = await until(lambda: next((e for e in self.told if isinstance(e, kind)), None), kind.__name__)
+        return found
+
+    def job(self, job: str = "j1", spec: JobSpec | None = None, *, pods: tuple[str, ...] = ("p1",)) -> LiveJob:
+        """A live job as a submission leaves it."""
+        spec = spec or argv_spec()
+        ask: Ask = ask_of(spec, ALICE, JobId(job), time.time())
+        live = LiveJob(
+            ask=ask, spec=spec, body_digest="d", argv=spec.entrypoint.argv is not None, state=JobState.QUEUED
+        )
+        live.pods = tuple(PodName(p) for p in pods)
+        self.desk.jobs[ask.job] = live
+        return live
+
+
+@asynccontextmanager
+async def workshop(home: Path) -> AsyncIterator[Workshop]:
+    """A desk with one pool `cpu`."""
+    provider = MemoryProvider(home / "pods")
+    await provider.start()
+    told: list[Event] = []
+    desk = Desk(parts(home, provider), Metrics(), told.append)
+    desk.pools["cpu"] = Pool(sku=Sku("cpu"))
+    await desk.parts.store.open()
+    try:
+        yield Workshop(desk, provider, told)
+    finally:
+        await desk.stop_tasks()
+        await desk.parts.agents.aclose()
+        await provider.aclose(leave_pods=False)
+        await desk.parts.store.aclose()
+        await desk.parts.blobs.aclose()
+        await asyncio.sleep(0)
+
+
+def order(name: str) -> PodOrder:
+    """An order of a cpu pod."""
+    return PodOrder(name=name, pool=Pool(sku=Sku("cpu")), template="t0")
