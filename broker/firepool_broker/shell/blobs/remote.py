@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore
 
 from firepool_broker.shell.blobs import names
@@ -126,7 +126,7 @@ class RemoteBlobs:
     async def _length(self, key: str) -> int | None:
         try:
             found = await obstore.head_async(self._store, self._at(key))
-        except FileNotFoundError:
+        except (NotFoundError, FileNotFoundError):  # the second from a local directory behind obstore
             return None
         except (BaseError, OSError) as error:
             raise _unavailable(error) from error
