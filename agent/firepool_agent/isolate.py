@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -239,22 +240,36 @@ def enter_attempt(config: PodConfig, slot: Slot, exposure: Exposure = Exposure()
 
 
 def _expose(config: PodConfig, slot: Slot, exposure: Exposure) -> None:
-    """Where there is no mount namespace the caller has copied the package into the slot, and layers are simply readable."""
-    if not config.nested:
-        return
-    if exposure.package is not None:
+    """Package and layers where the job looks for them. The job owns what it sees of its package, and never its cache."""
+    if exposure.package is not None and config.nested:
         upper, room = f"{slot.overlay}/upper", f"{slot.overlay}/room"
         for path in (upper, room):
             os.mkdir(path, 0o755)
             if slot.uid:
                 os.chown(path, slot.uid, slot.uid)
+        _give_tree(exposure.package, slot.uid)
         mount_overlay(exposure.package, upper, room, config.work_dir)
+    elif exposure.package is not None:
+        shutil.copytree(exposure.package, slot.work, dirs_exist_ok=True)
+        _give_tree(slot.work, slot.uid)
+    if not config.nested:
+        return  # layers are readable where they are
     if exposure.layers:
         syscalls.mount("tmpfs", _LAYERS, "tmpfs", _PLAIN, "size=64k,mode=755")
         for path in exposure.layers:
             os.mkdir(layer_path(config, path))
             syscalls.bind(path, layer_path(config, path), read_only=True)
         syscalls.mount(None, _LAYERS, None, syscalls.MS_REMOUNT | syscalls.MS_RDONLY | _PLAIN)
+
+
+def _give_tree(path: str, uid: int) -> None:
+    """Make a tree `uid`'s. Under an overlay it may then change everything, and every change goes to its own slot."""
+    if not uid or os.stat(path).st_uid == uid:
+        return
+    for directory, _names, files in os.walk(path):
+        for name in files:
+            os.chown(f"{directory}/{name}", uid, uid, follow_symlinks=False)
+        os.chown(directory, uid, uid)
 
 
 def _join_groups(config: PodConfig) -> None:
