@@ -1,8 +1,8 @@
 """A runner without engine and agents, over the real store: jobs do what their argv says, like `tests/shell/fake_agent.py`.
 
-    ["print", text, ...]   lines of the log, SUCCEEDED         ["exit", code]      FAILED with NonZeroExit
-    ["wait"]               runs until cancelled or `finish`ed  ["write", path, x]  an output file
-    ["result", base64]     raw RESULT frames                   ["queue"]           stays QUEUED
+["print", text, ...]   lines of the log, SUCCEEDED         ["exit", code]      FAILED with NonZeroExit
+["wait"]               runs until cancelled or `finish`ed  ["write", path, x]  an output file
+["result", base64]     raw RESULT frames                   ["queue"]           stays QUEUED
 """
 
 import asyncio
