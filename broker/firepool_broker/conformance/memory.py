@@ -6,6 +6,7 @@ They pass the suites of this package. `MemoryJobs.fail` makes the next writes fa
 import asyncio
 import copy
 import hashlib
+import json
 import secrets
 import tempfile
 import time
@@ -51,12 +52,16 @@ class MemoryJobs:
         """Nothing to open."""
 
     def write(self, write: Write) -> Awaitable[Won | Lost]:
-        """Apply a write; answered on the next turn of the loop."""
+        """Apply a write; answered on the next turn of the loop. The awaitable raises BadRequest, TypeError, StoreDown."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Won | Lost] = loop.create_future()
         failure = self.fail.pop(0) if self.fail else None
         applied = failure is None or (failure.unknown and self.apply_unknown)
-        answer = self._apply(write) if applied else Lost("not applied")
+        try:
+            answer = self._apply(write) if applied else Lost("not applied")
+        except (BadRequest, TypeError) as error:
+            future.set_exception(error)
+            return future
         loop.call_soon(_answer, future, failure or answer)
         return future
 
@@ -113,6 +118,7 @@ class MemoryJobs:
         """Nothing to close."""
 
     def _apply(self, write: Write) -> Won | Lost:
+        _check(write)
         self._seq += 1
         if isinstance(write, InsertJob):
             return self._insert(write)
@@ -187,6 +193,27 @@ class MemoryJobs:
                 tag=None if start.tag is None else ReuseTag(start.tag),
                 retire_after=retire,
             )
+
+
+def _check(write: Write) -> None:
+    """What a database could not store is refused here too."""
+    if isinstance(write, EndAttempt):
+        json.dumps(write.facts)
+    if isinstance(write, InsertJob):
+        spec = write.spec
+        texts = (
+            write.job,
+            write.caller,
+            write.person,
+            spec.sku,
+            spec.queue,
+            spec.run or "",
+            spec.idempotency_key or "",
+        )
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"A text of the job is not valid Unicode: {error.reason}") from None
 
 
 def _answer(future: "asyncio.Future[Won | Lost]", outcome: Won | Lost | StoreDown) -> None:
