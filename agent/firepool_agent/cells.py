@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firepool_agent.children import Children
 from firepool_agent.order import WAITING
 from firepool_agent.scratch import Slot
 from firepool_wire.errors import Internal
@@ -78,9 +77,8 @@ class Cell:
 class Zygote:
     """The preloaded job interpreter of this pod."""
 
-    def __init__(self, config: PodConfig, children: Children) -> None:
+    def __init__(self, config: PodConfig) -> None:
         self._config = config
-        self._children = children
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
@@ -91,6 +89,10 @@ class Zygote:
     def pid(self) -> int:
         """Pid of the interpreter; 0 while there is none."""
         return 0 if self._process is None else self._process.pid
+
+    def loaded(self) -> frozenset[str]:
+        """Top-level modules that a forked attempt already has, and could not get anew."""
+        return frozenset(self.about.get("modules", ()))
 
     async def start(self) -> None:
         """Start the interpreter and wait until it has imported its list. Raises: Internal."""
@@ -115,7 +117,6 @@ class Zygote:
             raise Internal(f"the job interpreter {self._config.python} cannot be started: {why}") from None
         finally:
             theirs.close()
-        self._children.watch(self._process.pid, self._ended)
         self._sock = ours
         asyncio.get_running_loop().add_reader(ours, self._readable)
         self.about = await self._answer(START_TIMEOUT_S, "start")
@@ -168,19 +169,14 @@ class Zygote:
         except OSError:
             data = b""
         if not data:
-            self._lost("it closed its socket")
+            self._lost("it closed its socket")  # it holds the only other end: it is ending
         elif self._answers:
             waiting = self._answers.popleft()
             if not waiting.done():
                 waiting.set_result(json.loads(data))
 
-    def _ended(self, status: int) -> None:
-        if self._process is not None:
-            self._process.returncode = status
-        self._lost(f"it ended with wait status {status}")
-
     def _lost(self, why: str) -> None:
-        """Fail who waits; the next cell starts a new interpreter."""
+        """Fail who waits and reap it; the next cell starts a new interpreter."""
         while self._answers:
             waiting = self._answers.popleft()
             if not waiting.done():
@@ -189,12 +185,13 @@ class Zygote:
             asyncio.get_running_loop().remove_reader(self._sock)
             self._sock.close()
             self._sock = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
         """End it; its guards, and their attempts, end with it."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-        self._process = None
         self._lost("it was stopped")
 
 

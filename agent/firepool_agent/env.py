@@ -86,6 +86,6 @@ def with_paths(variables: dict[str, str], paths: list[str]) -> dict[str, str]:
     return {**variables, "PYTHONPATH": os.pathsep.join([*paths, *own])}
 
 
-def needs_fresh_interpreter(variables: Mapping[str, str]) -> bool:
-    """Whether a fork of a running interpreter could not honour this environment."""
-    return not ONLY_AT_START.isdisjoint(variables)
+def only_at_start(variables: Mapping[str, str]) -> str | None:
+    """A variable among these that a fork of a running interpreter could not honour, or None."""
+    return next((name for name in variables if name in ONLY_AT_START), None)

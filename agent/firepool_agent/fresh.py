@@ -5,6 +5,7 @@ It starts as the attempt, without privileges, where our files may not be readabl
 memory that the waiting process packed while it still could, and its order in another one.
 """
 
+import faulthandler
 import io
 import json
 import os
@@ -54,6 +55,7 @@ def main(modules: int, order: int) -> NoReturn:
     """First function in the new interpreter."""
     from firepool_agent import calls, cell
     from firepool_agent.outcome import flush
+    from firepool_agent.stackdump import Stacks
 
     code = 1
     try:
@@ -68,6 +70,8 @@ def main(modules: int, order: int) -> NoReturn:
         cell.forget_house()
         for fd in (3, 4):
             os.set_inheritable(fd, False)
+        Stacks.arm(cell.STACKS_FD)
+        faulthandler.enable()
         sock = socket.socket(fileno=cell.JOB_FD)
         code = cell.run_function(work, told["blobs"], calls.Sink(sock.sendall, time.monotonic))
     except BaseException:  # noqa: BLE001 - the last frame of the process: say it and end

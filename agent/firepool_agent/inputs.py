@@ -2,19 +2,23 @@
 choice between going on in the forked interpreter and starting a fresh one.
 """
 
+import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from firepool_agent import env
-from firepool_agent.isolate import job_paths
+from firepool_agent.isolate import job_paths, layer_path
+from firepool_agent.layers import Layer
 from firepool_agent.order import Order
 from firepool_agent.outputs import DIR_NAME
 from firepool_agent.parts import Parts
 from firepool_agent.scratch import Slot
 from firepool_wire.agentapi import Launch
-from firepool_wire.errors import BadRequest, PackageError, SerializationMismatch
+from firepool_wire.errors import BadRequest, SerializationMismatch
+from firepool_wire.jobspec import Requirements
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +44,22 @@ class Inputs:
             raise BadRequest("a launch has either a function or an argv", field="entrypoint")
         check_formats(launch, parts.zygote.about)
         work, home, tmp = job_paths(parts.config, slot)
-        paths, layers = [], []
-        package = None
-        if launch.package is not None or launch.requirements is not None:
-            raise PackageError("this agent takes neither packages nor requirements yet")
+        package = await _package(parts, launch)
+        layer = await _layer(parts, launch)
+        paths = [] if package is None else [work]
+        if layer is not None:
+            paths.append(layer_path(parts.config, layer.path))
         variables, dropped = env.compose(parts.config, launch.env, launch.injected)
         variables |= {"HOME": home, "TMPDIR": tmp, "PWD": work, "FIREPOOL_OUTPUT_DIR": f"{home}/{DIR_NAME}"}
-        searched = [work, *layers]
-        fresh = None
-        if env.needs_fresh_interpreter(variables):
-            fresh = "a variable that an interpreter reads only at its start"
         return cls(
-            launch, env.with_paths(variables, paths), dropped, paths, package, layers, fresh, _blobs(parts, launch)
+            launch=launch,
+            env=env.with_paths(variables, paths),
+            dropped_env=dropped,
+            paths=paths,
+            package=package,
+            layers=[] if layer is None else [layer.path],
+            fresh=_why_fresh(variables, package, layer, parts.zygote.loaded()),
+            blobs=_blobs(parts, launch),
         )
 
     @contextlib.contextmanager
@@ -77,6 +85,41 @@ class Inputs:
             max_result_bytes=launch.max_result_bytes,
             blobs=list(blobs),
         )
+
+
+async def _package(parts: Parts, launch: Launch) -> str | None:
+    """Tree of the code package, unpacked off the event loop when it is new. Raises: PackageError."""
+    if launch.package is None:
+        return None
+    archive = str(parts.blobs.path(launch.package))
+    if (cached := parts.unpacker.cached(launch.package)) is not None:
+        return cached
+    return await asyncio.to_thread(parts.unpacker.tree, launch.package, archive)
+
+
+async def _layer(parts: Parts, launch: Launch) -> Layer | None:
+    """The requirements as an installed tree. Raises: DependencyInstallError."""
+    if launch.requirements is None:
+        return None
+    wanted = Requirements(text=launch.requirements["text"], mode=launch.requirements.get("mode"))
+    return await parts.layers.ensure(wanted, launch.installer, parts.zygote.loaded())
+
+
+def _why_fresh(
+    variables: dict[str, str], package: str | None, layer: Layer | None, loaded: frozenset[str]
+) -> str | None:
+    """Why a fork of the running interpreter would not do; None: it does."""
+    if (late := env.only_at_start(variables)) is not None:
+        return f"{late} is read only when an interpreter starts"
+    if layer is not None and layer.has_pth:
+        return "the requirements carry a .pth file"
+    if layer is not None and layer.shadows:
+        return f"the requirements shadow preloaded {', '.join(layer.shadows)}"
+    if package is not None:
+        shadows = loaded.intersection(name.partition(".")[0] for name in os.listdir(package))
+        if shadows:
+            return f"the package shadows preloaded {', '.join(sorted(shadows))}"
+    return None
 
 
 def _blobs(parts: Parts, launch: Launch) -> dict[str, Path]:

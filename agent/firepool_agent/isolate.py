@@ -95,16 +95,18 @@ def layer_path(config: PodConfig, layer: str) -> str:
     return f"{_LAYERS}/{os.path.basename(layer)}" if config.nested else layer
 
 
-def fork_attempt(config: PodConfig, slot: Slot, status_w: int) -> Child | None:
+def fork_attempt(config: PodConfig, slot: Slot, status_w: int, *, grouped: bool = False) -> Child | None:
     """Fork guard and attempt; returns the guard in the caller and None in the attempt's process (still privileged).
 
     The caller must be single-threaded; `status_w` is the write end of a pipe for `read_end`, closed in the attempt.
+    `grouped`: the caller lives in the job's cgroups, so that its children need not be moved there (10 ms each: the kernel
+    waits for an RCU grace period).
     Raises: OSError: in the caller, before anything was forked.
     """
     guard = _fork_in_new_pid_namespace() if config.nested else os.fork()
     if guard:
         return Child(guard)
-    _guard(config, slot, status_w)
+    _guard(config, slot, status_w, grouped)
     return None
 
 
@@ -124,7 +126,7 @@ def _fork_in_new_pid_namespace() -> int:
     return pid
 
 
-def _guard(config: PodConfig, slot: Slot, status_w: int) -> None:
+def _guard(config: PodConfig, slot: Slot, status_w: int, grouped: bool) -> None:
     """The guard's life; returns (None) only in the attempt's own process."""
     try:
         syscalls.die_with_parent(signal.SIGKILL)
@@ -139,6 +141,7 @@ def _guard(config: PodConfig, slot: Slot, status_w: int) -> None:
         os._exit(70)
     if child == 0:
         os.close(status_w)
+        _approach(config, grouped)
         return
     _stand_guard(child, status_w)
 
@@ -209,6 +212,17 @@ def _own_mounts(config: PodConfig, slot: Slot) -> None:
         syscalls.bind(named, "/etc/passwd", read_only=True)
 
 
+def _approach(config: PodConfig, grouped: bool) -> None:
+    """What an attempt's process can have behind it while it still waits, so that nobody waits for it at launch."""
+    if not grouped:
+        _join_groups(config)
+    _raise_oom_score()
+    _limit_resources(config)
+    with contextlib.suppress(OSError):  # kernels without keyrings have nothing to share
+        syscalls.new_session_keyring()
+    seccomp.default_profile(deny_tracing=not config.nested)
+
+
 def enter_attempt(config: PodConfig, slot: Slot, exposure: Exposure = Exposure()) -> None:
     """Become the job: show it its package and layers, then drop everything. Called in the attempt's process right before
     user code; the order matters, since every step needs a privilege that a later one gives up.
@@ -217,14 +231,9 @@ def enter_attempt(config: PodConfig, slot: Slot, exposure: Exposure = Exposure()
     """
     work, _home, _tmp = job_paths(config, slot)
     _expose(config, slot, exposure)
-    _join_groups(config)
     if config.nested:
         hide(config.agent_dir)
     os.chdir(work)
-    _raise_oom_score()
-    _limit_resources(config)
-    with contextlib.suppress(OSError):  # kernels without keyrings have nothing to share
-        syscalls.new_session_keyring()
     if config.isolation == Isolation.NAMESPACES:
         syscalls.drop_bounding_set()
     _become(slot.uid)

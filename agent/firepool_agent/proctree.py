@@ -76,7 +76,7 @@ def kill_and_prove(config: PodConfig, attempt: Attempt, janitor: Janitor, wait_s
     proof = Proof()
     first = remaining(config, attempt)
     proof.killed = sum(1 for p in first if p.pid != attempt.guard)
-    _kill_group(config)
+    _kill_group(config, attempt.helpers)
     _kill_each(first)
     if attempt.uid:
         note = janitor.sweep(attempt.uid)
@@ -94,11 +94,15 @@ def kill_and_prove(config: PodConfig, attempt: Attempt, janitor: Janitor, wait_s
         pause = min(pause * 2, _LONGEST_PAUSE_S)
 
 
-def _kill_group(config: PodConfig) -> None:
+def _kill_group(config: PodConfig, helpers: frozenset[int]) -> None:
+    """The group at once, unless a helper lives in it (a zygote whose children start where they belong)."""
     path = config.cgroups.get("unified")
     if path is None:
         return
     with contextlib.suppress(OSError):  # kernels before 5.14 have no cgroup.kill; the other ways do the work there
+        with open(f"{path}/cgroup.procs") as f:
+            if not helpers.isdisjoint(map(int, f.read().split())):
+                return
         fd = os.open(f"{path}/cgroup.kill", os.O_WRONLY)
         try:
             os.write(fd, b"1")

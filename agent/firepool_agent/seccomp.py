@@ -6,6 +6,7 @@ an attempt's own PID namespace (debuggers work there) and are denied where no na
 """
 
 import errno
+import functools
 import platform
 import struct
 from typing import Final
@@ -85,6 +86,7 @@ def _deny_if_equal(number: int, error: int) -> bytes:
     return _op(_JUMP_EQUAL, number, 0, 1) + _op(_RETURN, _ERRNO | error)
 
 
+@functools.cache
 def default_profile(*, deny_tracing: bool, machine: str | None = None) -> bytes | None:
     """The profile for this machine; None on one whose call numbers we do not have (then the level says so)."""
     known = _MACHINES.get(machine or platform.machine())

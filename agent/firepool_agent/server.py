@@ -17,14 +17,15 @@ from firepool_agent.attempts import Attempts
 from firepool_agent.blobs import Blobs
 from firepool_agent.cells import Zygote
 from firepool_agent.cgroups import JobGroup
-from firepool_agent.children import Children
 from firepool_agent.isolate import Uids
 from firepool_agent.janitor import Janitor
 from firepool_agent.journal import Journal
+from firepool_agent.layers import Layers
 from firepool_agent.parts import Parts
 from firepool_agent.reset import Resetter
 from firepool_agent.routes import Routes
 from firepool_agent.scratch import Scratch
+from firepool_agent.unpack import Unpacker
 from firepool_wire.errors import FirepoolError
 from firepool_wire.nursery import PodConfig
 
@@ -42,19 +43,19 @@ def build(config: PodConfig, janitor: Janitor) -> Parts:
     """The agent's rooms."""
     state = Path(config.state_dir)
     state.mkdir(parents=True, exist_ok=True)
-    children = Children()
     scratch = Scratch(config)
     return Parts(
         config=config,
-        children=children,
         journal=Journal(state / "journal"),
         blobs=Blobs(Path(config.caches_dir) / "blobs"),
         scratch=scratch,
         uids=Uids(config),
         group=JobGroup(config),
-        zygote=Zygote(config, children),
+        zygote=Zygote(config),
         janitor=janitor,
         resetter=Resetter(config, janitor, scratch),
+        unpacker=Unpacker(config),
+        layers=Layers(config, janitor),
     )
 
 
@@ -64,9 +65,8 @@ async def _serve(config: PodConfig, janitor: Janitor) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     parts = build(config, janitor)
-    parts.children.start(loop)
     attempts = Attempts(parts)
-    routes = Routes(parts, attempts, lambda: loop.call_soon(ending.set))
+    routes = Routes(parts, attempts, ending.set)
     front = h1.Server(routes.handle)
     server = await asyncio.start_unix_server(
         front.connected, sock=socket.socket(fileno=config.listen_fd), limit=h1.MAX_HEAD_BYTES * 16
