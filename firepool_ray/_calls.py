@@ -5,15 +5,16 @@
 
 import base64
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from firepool_ray._completion import Completion
 from firepool_ray._errors import SessionClosed, error_of, job_error
+from firepool_ray._source import Blob
 from firepool_wire import codec
-from firepool_wire.errors import FirepoolError, Internal
+from firepool_wire.errors import FirepoolError, Internal, is_infra
 from firepool_wire.frames import Items, ItemStatus, Kind, Parser
 from firepool_wire.words import JobState
 
@@ -39,8 +40,8 @@ class Order:
     spec: dict[str, Any]
     reading: Reading
     name: str
-    #: Blobs that the spec names: digest → bytes.
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    #: Blobs that the spec names.
+    blobs: tuple[Blob, ...] = ()
     #: Calls whose results are arguments; their ids go into the spec once they are known.
     depends: tuple["Call", ...] = ()
     items: int = 1
@@ -136,6 +137,11 @@ class Call:
         """The job's own error once it is done."""
         return self._error
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the result is in this process already."""
+        return self._items is not None
+
     def items(self) -> dict[int, Item]:
         """The result frames by item number, fetched from the broker where they were too large for the event.
 
@@ -148,6 +154,14 @@ class Call:
                     raise SessionClosed(f"{self.order.name}: its result was never fetched")
                 self._items = read_frames(self.session.fetch_result(self.job_id))
             return self._items
+
+    def is_infra(self, item: int) -> bool:
+        """Whether a finished item failed through no fault of its own. Reads no value."""
+        found = self.items().get(item)
+        if found is None:
+            return is_infra(self._error or self._missing(item))
+        status, payload = found
+        return status is ItemStatus.ERROR and is_infra(error_of(payload, None, self.job_id))
 
     def outcome(self, item: int) -> "object | FirepoolError":
         """The value of a finished item, or its error as a value."""

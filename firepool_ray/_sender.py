@@ -14,6 +14,7 @@ from firepool_wire.words import TERMINAL, JobState
 if TYPE_CHECKING:
     from firepool_ray._calls import Call
     from firepool_ray._session import Session
+    from firepool_ray._source import Blob
 
 #: Jobs and bytes of one batch. Raise: fewer requests; the broker validates a batch in one go, so others wait longer.
 BATCH_JOBS, BATCH_BYTES = 256, 4 * 1024 * 1024
@@ -129,14 +130,14 @@ class Sender:
     def _send(self, calls: "list[Call]") -> None:
         ready: list[Call] = []
         for call in calls:
-            if any(len(b) > SMALL_BLOB for d, b in call.order.blobs.items() if d not in self._known):
+            if any(b.size > SMALL_BLOB for b in self._unknown(call)):
                 self._by_side_road(call)
             elif self._resolved(call):
                 ready.append(call)
         if not ready:
             return
         try:
-            self._upload({d: b for call in ready for d, b in call.order.blobs.items() if d not in self._known})
+            self._upload({b.digest: b for call in ready for b in self._unknown(call)})
             self._post(ready)
         except FirepoolError as error:
             failed = error
@@ -168,15 +169,18 @@ class Sender:
     def _again(self, call: "Call") -> None:
         self._queue.put(("job", call))
 
-    def _upload(self, blobs: Mapping[str, bytes]) -> None:
+    def _unknown(self, call: "Call") -> "list[Blob]":
+        return [blob for blob in call.order.blobs if blob.digest not in self._known]
+
+    def _upload(self, blobs: "Mapping[str, Blob]") -> None:
+        """Make sure that the broker has them. One small new blob goes without asking: that saves a round trip."""
         if not blobs:
             return
         missing = list(blobs)
-        if len(blobs) > 1:
-            answer = self._session.api.json("POST", "/v1/blobs:missing", {"digests": missing})
-            missing = answer["missing"]
+        if len(blobs) > 1 or not all(blob.made and blob.size < SMALL_BLOB for blob in blobs.values()):
+            missing = self._session.api.json("POST", "/v1/blobs:missing", {"digests": missing})["missing"]
         for digest in missing:
-            self._session.api.raw("PUT", path_of("blobs", digest), blobs[digest])
+            self._session.api.raw("PUT", path_of("blobs", digest), blobs[digest].read())
         self._known.update(blobs)
 
     def _post(self, calls: "list[Call]") -> None:
@@ -220,23 +224,18 @@ class Sender:
     def _carry(self) -> None:
         while (call := self._side.get()) is not None:
             try:
-                for digest, data in call.order.blobs.items():
-                    if digest not in self._known and not self._has(digest):
-                        self._session.api.raw("PUT", path_of("blobs", digest), data)
-                    self._known.add(digest)
+                self._upload({blob.digest: blob for blob in self._unknown(call)})
                 self._again(call)
             except FirepoolError as error:
                 self._lose(call, error)
-
-    def _has(self, digest: str) -> bool:
-        answer = self._session.api.json("POST", "/v1/blobs:missing", {"digests": [digest]})
-        return not answer["missing"]
+            except Exception as bug:  # noqa: BLE001 - a file of the package may have gone; the thread must live on
+                self._lose(call, Internal(f"the SDK could not upload what {call.order.name} needs: {bug!r}"))
 
 
 def _size(call: "Call") -> int:
     # Inline arguments dominate; the rest of a spec is about a kilobyte.
     function = call.order.spec.get("entrypoint", {}).get("function", {})
-    return 1024 + len(function.get("args", "")) + sum(map(len, call.order.blobs.values()))
+    return 1024 + len(function.get("args", "")) + sum(blob.size for blob in call.order.blobs)
 
 
 def _same(cause: FirepoolError, message: str) -> FirepoolError:

@@ -18,7 +18,7 @@ from firepool_ray._events import Events
 from firepool_ray._http import path_of
 from firepool_ray._keeper import Keeper
 from firepool_ray._sender import Sender
-from firepool_wire.errors import BrokerUnavailable, FirepoolError, SerializationMismatch
+from firepool_wire.errors import BrokerUnavailable, Conflict, FirepoolError, SerializationMismatch
 from firepool_wire.version import PROTOCOL
 from firepool_wire.words import JobState
 
@@ -42,6 +42,8 @@ class Session:
         self.shortest_lease_s = settings.client_lease_s or 120.0
         #: `GET /v1/version`.
         self.version: dict[str, Any] = {}
+        #: Pool definitions by SKU, where the broker shows them.
+        self.pools: dict[str, dict[str, Any]] = {}
         self._child = child
         self._count = 0
         self._lock = threading.Lock()
@@ -85,6 +87,12 @@ class Session:
                 f"firepool-ray {self.version.get('version')}"
             )
 
+        try:
+            listed = self.api.json("GET", "/v1/pools", patience_s=0)["pools"]
+            self.pools = {pool["sku"]: pool for pool in listed}
+        except (FirepoolError, KeyError, TypeError) as why:
+            self.note(f"the pools are not shown to this client: {why}")
+
     def check_interpreter(self, sku: str, python: str, pickle_format: int) -> None:
         """Whether a by-value function can be read in the pool. Raises: SerializationMismatch, naming both sides."""
         pools = [p for p in self.version.get("interpreters", ()) if p.get("sku") == sku and p.get("version")]
@@ -99,6 +107,26 @@ class Session:
             pools=[dict(p) for p in pools],
         )
 
+    def sku(self, name: str | None) -> str | None:
+        """The pool that a program's name means; None = the broker's default."""
+        name = name or self.settings.sku
+        return self.settings.sku_alias.get(name, name) if name is not None else None
+
+    def is_untrusted(self, sku: str) -> bool:
+        """Whether the broker marks the pool as one whose results must not be unpickled."""
+        return bool(self.pools.get(sku, {}).get("untrusted"))
+
+    def capacity(self, sku: str | None) -> int:
+        """Pods that the pool can have, as far as is known."""
+        pool = self.pools.get(self.sku(sku) or "cpu", {})
+        shape = pool.get("shape") or {}
+        each = shape.get("gpus") or max(1, round(shape.get("cpus") or 1))
+        return max(1, int(pool.get("max_count") or 8) // int(each))
+
+    def can(self, capability: str) -> bool:
+        """Whether the broker lists a capability."""
+        return capability in self.version.get("capabilities", ())
+
     # -- what callers do --
 
     def submit(self, order: Order, key: str | None = None) -> Call:
@@ -108,6 +136,11 @@ class Session:
         if key is None:
             self._count += 1  # two threads may get the same number: the random part below tells them apart
             key = f"{self.client}-{self._count:x}-{os.urandom(4).hex()}"
+        elif (known := self._by_key.get(key)) is not None:
+            # The caller's own key, still in flight: the broker would say the same, but the same job twice is one call.
+            if {**known.order.spec, "idempotency_key": None} != {**order.spec, "idempotency_key": None}:
+                raise Conflict(f"the key {key!r} is in flight with another body", job_id=known.job_id)
+            return known
         order.spec["idempotency_key"] = key
         lease = order.spec.get("client_lease_s")
         call = Call(self, key, order, leased=lease is not None)
@@ -122,12 +155,12 @@ class Session:
             self._keeper.watch()
         return call
 
-    def attach(self, job_id: str, order: Order) -> Call:
+    def attach(self, job_id: str, order: Order, key: str | None = None) -> Call:
         """A face for a job that somebody else submitted (an unpickled reference)."""
         with self._lock:
             call = self._by_id.get(job_id)
             if call is None:
-                call = Call(self, job_id, order, leased=False)
+                call = Call(self, key or job_id, order, leased=False)
                 call.accept(job_id)
                 self._by_id[job_id] = call
         if not call.completion.done:
