@@ -58,6 +58,8 @@ class FakeAgent:
         self.blobs: dict[str, bytes] = {}
         self.acked: list[str] = []
         self.calls: list[str] = []
+        #: Launch messages of attempts that really started, in order.
+        self.launched: list[dict[str, Any]] = []
         self.last_user: dict[str, Any] | None = None
         self.hang: set[str] = set()
         self.refuse: dict[str, FirepoolError] = {}
@@ -230,6 +232,7 @@ class FakeAgent:
         record.launches += 1
         if record.state == "prepared":
             record.state, record.launch = "running", message
+            self.launched.append(message)
             record.add(Kind.STARTED, json.dumps({"at_s": time.monotonic()}).encode())
             self._run(attempt, record, message["argv"] or ["print"])
         return _ok(Launched(at_s=time.monotonic()).to_json())

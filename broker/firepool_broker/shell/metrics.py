@@ -3,6 +3,8 @@
 Nothing here decides; `api` only renders the registry.
 """
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _START_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.012, 0.02, 0.05, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -38,8 +40,7 @@ class Metrics:
             registry=reg,
         )
         self.handle_longest_s = Gauge("firepool_engine_handle_longest_s", "Longest Engine.handle call", registry=reg)
-        self.ticks = Counter("firepool_ticks", "Fallback ticks", registry=reg)
-        self.ticks_that_helped = Counter(
+        self.ticks_that_helped = Gauge(
             "firepool_ticks_that_helped", "Fallback ticks that dispatched what no event had", registry=reg
         )
         self.strikes = Counter("firepool_agent_strikes", "Agent calls with unknown outcome", ["call"], registry=reg)
@@ -55,7 +56,6 @@ class Metrics:
         self.pods_gone = Counter("firepool_pods_gone", "Pods verified gone", registry=reg)
         self.watch_overflows = Counter("firepool_watch_overflows", "Subscribers told to re-read", registry=reg)
         self.surprises = Counter("firepool_surprises", "Pieces of work that broke unforeseen", registry=reg)
-        self.live_jobs = Gauge("firepool_live_jobs", "Jobs that are not terminal", registry=reg)
         self.queued = Gauge("firepool_queue_length", "Jobs that wait", ["sku"], registry=reg)
         self.pods = Gauge("firepool_pods", "Pods by state", ["sku", "state"], registry=reg)
         self._longest_s = 0.0
@@ -66,6 +66,15 @@ class Metrics:
         if took_s > self._longest_s:
             self._longest_s = took_s
             self.handle_longest_s.set(took_s)
+
+    def standing(self, pods: Mapping[tuple[str, str], int], queued: Mapping[str, int], ticks_that_helped: int) -> None:
+        """What there is right now: pods by SKU and state, waiting jobs by SKU."""
+        self.pods.clear()
+        for (sku, state), count in pods.items():
+            self.pods.labels(sku, state).set(count)
+        for sku, count in queued.items():
+            self.queued.labels(sku).set(count)
+        self.ticks_that_helped.set(ticks_that_helped)
 
     def render(self) -> bytes:
         """The text exposition of everything."""

@@ -4,6 +4,7 @@ Launching and following an attempt live in `follow`; what an unanswered call mea
 """
 
 import asyncio
+from contextlib import suppress
 
 from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import AbandonLease, PrepareLease, ProbeAttempt, ResetPod, StopAttempt
@@ -22,7 +23,7 @@ from firepool_broker.shell.runner.follow import Follow
 from firepool_broker.shell.runner.pods import Pods
 from firepool_broker.shell.runner.words import error_of, exit_of, failure_of, internal
 from firepool_wire.agentapi import AttemptStatus, Prepare, Reset, ResetReport, Stop
-from firepool_wire.errors import FirepoolError, HostLost
+from firepool_wire.errors import Conflict, FirepoolError, HostLost
 
 #: An agent refuses a prepare that reaches it later than this. Raise: slow hosts; a hung agent keeps its claim longer.
 PREPARE_DEADLINE_S = 5.0
@@ -156,9 +157,11 @@ class Calls:
             try:
                 status = await self._desk.parts.agents.status(pod.address, attempt)
                 if status.state == "prepared":
-                    # Never launched, unless the launch is under way right now: undone, it cannot start any more.
+                    # Never launched: undone, it cannot start any more.
                     await self._desk.parts.agents.abandon(pod.address, attempt)
                 return status
+            except Conflict:  # its launch is under way right now (installing): its event log tells how that goes
+                return AttemptStatus(state="running")
             except AgentUnreachable as error:
                 last = error
             except FirepoolError as error:
@@ -184,6 +187,10 @@ class Calls:
         pool = desk.pools.get(pod.sku)
         wait_s = pool.reset_wait_s if pool is not None else DEFAULT_RESET_WAIT_S
         try:
+            if not self._follow.knows(effect.attempt, effect.pod):
+                # Prepared, committed in vain (cancelled meanwhile), never launched: undone first. Else it has ended.
+                with suppress(FirepoolError):
+                    await desk.parts.agents.abandon(pod.address, effect.attempt)
             report = await desk.parts.agents.reset(pod.address, Reset(attempt=effect.attempt, wait_s=wait_s))
         except AgentUnreachable as error:
             desk.metrics.strikes.labels("reset").inc()

@@ -113,6 +113,8 @@ class Run:
     launched: bool = False
     #: Exit record, once its event log was read to the end and everything produced is stored.
     exit: ExitRecord | None = None
+    #: What the launch failed with, whole.
+    error: dict[str, Any] | None = None
     #: Result frames (rank 0): inline bytes, or the digest of the blob that holds them.
     result: bytes | None = None
     result_blob: str | None = None

@@ -45,8 +45,6 @@ class Effects:
         self._follow = follow
         self._pods = pods
         self._wake = wake
-        #: Effects so far that moved a job or a pod forward: what a fallback tick is measured by.
-        self.dispatched = 0
 
     def carry(self, effect: Effect) -> None:  # ordered by how often they come
         """Start carrying an effect out; returns at once."""
@@ -56,7 +54,6 @@ class Effects:
             case Notify():
                 self._answers.notify(effect)
             case PrepareLease():
-                self.dispatched += 1
                 self._calls.prepare(effect)
             case CommitStart():
                 self._saves.commit_start(effect)
@@ -107,7 +104,6 @@ class Effects:
             case ProbeAttempt():
                 self._calls.probe(effect)
             case CreatePod():
-                self.dispatched += 1
                 self._pods.create(effect)
             case DeletePod():
                 self._pods.delete(effect)

@@ -16,7 +16,7 @@ from firepool_broker.shell.runner.harvest import Harvest
 from firepool_broker.shell.runner.pods import Pods
 from firepool_broker.shell.runner.words import exit_of, failure_of, internal
 from firepool_wire.agentapi import Launch
-from firepool_wire.errors import FirepoolError, NotFound, StoreUnavailable
+from firepool_wire.errors import FirepoolError, HostLost, NotFound
 from firepool_wire.frames import Frame, Kind
 
 RETRY_S = 0.1
@@ -35,6 +35,10 @@ class Follow:
         """Whether nothing of the attempt can run on the pod any more, as far as the shell knows."""
         run = self._desk.runs.get(attempt, {}).get(pod)
         return run is None or run.exit is not None
+
+    def knows(self, attempt: AttemptId, pod: PodName) -> bool:
+        """Whether the attempt was to be launched on the pod, now or before a restart."""
+        return pod in self._desk.runs.get(attempt, {})
 
     def launch(self, effect: LaunchAttempt) -> None:
         """Deliver, release and follow the attempt on every pod."""
@@ -80,12 +84,11 @@ class Follow:
         try:
             message = await self._deliver.launch_message(live, run, pod, world)
         except FirepoolError as error:
-            desk.emit(LaunchFailed(run.attempt, run.pod, failure_of(error)))
+            self._failed(run, error)
             return
         except AgentUnreachable as error:
             self._pods.strike(pod, "deliver", error)
-            failure = failure_of(StoreUnavailable(f"pod {run.pod} could not be given the job's blobs: {error}"))
-            desk.emit(LaunchFailed(run.attempt, run.pod, failure))
+            self._failed(run, HostLost(f"pod {run.pod} could not be given the job's blobs: {error}"))
             return
         reader = self._read(run, pod)
         failure_told = await self._release(run, pod, live, message)
@@ -104,7 +107,7 @@ class Follow:
                     return False  # refused from now on; the start timeout, or the pod's end, settles the attempt
             except NotFound as error:
                 if redelivered:
-                    desk.emit(LaunchFailed(run.attempt, run.pod, failure_of(error)))
+                    self._failed(run, error)
                     return True
                 redelivered = True
                 self._deliver.forget_blobs(pod, live.spec)
@@ -112,7 +115,7 @@ class Follow:
                 continue
             except FirepoolError as error:
                 if not run.launched:
-                    desk.emit(LaunchFailed(run.attempt, run.pod, failure_of(error)))
+                    self._failed(run, error)
                 return not run.launched
             else:
                 self._launched(run)
@@ -120,6 +123,10 @@ class Follow:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MOST_S)
         return False
+
+    def _failed(self, run: Run, error: FirepoolError) -> None:
+        run.error = error.to_json()
+        self._desk.emit(LaunchFailed(run.attempt, run.pod, failure_of(error)))
 
     def _launched(self, run: Run) -> None:
         if not run.launched:

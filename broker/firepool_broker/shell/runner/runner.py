@@ -40,7 +40,7 @@ from firepool_broker.shell.runner.watch import Subscription, Watch
 from firepool_broker.shell.runner.words import failure_of
 from firepool_wire.errors import BadRequest, Cancelled, FirepoolError, NotFound
 from firepool_wire.jobspec import JobSpec
-from firepool_wire.words import TERMINAL
+from firepool_wire.words import TERMINAL, JobState
 
 #: A cancel returns when it is recorded; a store that hangs must not hang the request for longer.
 RECORD_PATIENCE_S = 5.0
@@ -70,7 +70,7 @@ class Runner:
         self._follow = Follow(self.desk, self._pods, self._deliver)
         self._calls = Calls(self.desk, self._pods, self._follow)
         self._saves = Saves(self.desk, self._intake, self._end_is_durable)
-        self._wake = Wake(self.desk.clock, self._woke, self._tick)
+        self._wake = Wake(self.desk.clock, self._woke, self._upkeep)
         self._effects = Effects(
             Answers(self.desk, self._intake, self._watch),
             self._saves,
@@ -104,7 +104,7 @@ class Runner:
         await Start(self.desk, self._intake, self._pods, self._calls).tell()
         for provider in parts.providers.values():
             self._pods.watch(provider)
-        self._wake.start_ticking()
+        self._wake.start_upkeep()
         self._started = True
 
     def end_streams(self) -> None:
@@ -156,17 +156,11 @@ class Runner:
     def _woke(self) -> None:
         self.emit(Woke())
 
-    def _tick(self) -> None:
+    def _upkeep(self) -> None:
         jumped_s = self.desk.clock.follow_wall()
         if jumped_s:
             self.desk.log.warning("the wall clock ran ahead", jumped_s=jumped_s)
-        excused = self._wake.overdue(self.desk.clock.now())
-        before = self._effects.dispatched
-        self.metrics.ticks.inc()
-        self.emit(Woke())
-        if self._effects.dispatched > before and not excused:
-            self.metrics.ticks_that_helped.inc()
-            self.desk.log.warning("a fallback tick helped", effects=self._effects.dispatched - before)
+            self.emit(Woke())
 
     def _end_is_durable(self, attempt: AttemptId) -> None:
         runs = self.desk.runs.pop(attempt, None)
@@ -305,6 +299,14 @@ class Runner:
 
     def render_metrics(self) -> bytes:
         """Prometheus text exposition."""
+        pods: dict[tuple[str, str], int] = {}
+        for view in self.engine.pod_views():
+            pods[view.sku, view.state] = pods.get((view.sku, view.state), 0) + 1
+        queued: dict[str, int] = dict.fromkeys(self.desk.pools, 0)
+        for live in self.desk.jobs.values():
+            if live.state is JobState.QUEUED and live.stored:
+                queued[live.ask.sku] = queued.get(live.ask.sku, 0) + 1
+        self.metrics.standing(pods, queued, self.engine.ticks_that_helped)
         return self.metrics.render()
 
 

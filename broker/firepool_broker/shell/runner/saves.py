@@ -328,7 +328,7 @@ def _error_json(effect: CommitEnd, live: LiveJob, runs: dict[PodName, Run]) -> d
     if effect.failure is None:
         return None
     for run in sorted(runs.values(), key=lambda run: run.rank):
-        told = run.exit.error if run.exit is not None else None
+        told = run.exit.error if run.exit is not None else run.error
         if told is not None and told.get("code") == effect.failure.code:
             return {**told, "job_id": live.ask.job}
     return error_of(effect.failure, live.ask.job).to_json()
