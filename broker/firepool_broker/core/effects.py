@@ -4,10 +4,9 @@ docstring names the answers. Effects of one `handle` call are started in their o
 
 from dataclasses import dataclass
 
-from firepool_wire.words import JobState, Path
-
 from firepool_broker.core.asks import Ask, Exit, Failure
 from firepool_broker.core.ids import AttemptId, Caller, JobId, Person, PodName, Queue, ReuseTag, Sku, TemplateDigest
+from firepool_wire.words import JobState, Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,322 @@
+"""The one door: `Engine.handle(event, now) -> effects`. Pure and synchronous, owned by one thread, hence atomic.
+
+Which room an event goes to is here; what it means is in the room. After the room, in the same call: due timers fire, what
+became free is dispatched, pools are tended, and the next wake-up is asked for. Work that may be long goes on in slices: then
+the wake-up is at once.
+"""
+
+from math import inf
+from typing import assert_never
+
+from firepool_broker.core import (
+    admission,
+    cancels,
+    checks,
+    configuring,
+    controller,
+    dispatch,
+    endings,
+    explain,
+    podlife,
+    recovery,
+    rows,
+    starts,
+    views,
+)
+from firepool_broker.core.effects import Effect, WakeAt
+from firepool_broker.core.events import (
+    AttemptEnded,
+    AttemptProbed,
+    BrokerStarted,
+    CallerLimited,
+    CancelRequested,
+    ClientRenewed,
+    CommitLost,
+    Committed,
+    CommitUnknown,
+    DependencyEnded,
+    EndCommitFailed,
+    EndCommitted,
+    Event,
+    FirstInstruction,
+    JobStored,
+    JobStoreFailed,
+    JobSubmitted,
+    Launched,
+    LaunchFailed,
+    LeasePrepared,
+    LeasePrepareFailed,
+    PodCreateFailed,
+    PodGone,
+    PodReachable,
+    PodReady,
+    PodSettled,
+    PodUnreachable,
+    PoolsConfigured,
+    ResetClean,
+    ResetUnclean,
+    Woke,
+)
+from firepool_broker.core.ids import JobId, PodName
+from firepool_broker.core.jobs import JobRecord
+from firepool_broker.core.pods import PodRecord
+from firepool_broker.core.racks import PoolRecord
+from firepool_broker.core.state import State
+from firepool_broker.core.story import DEFAULT_CAPACITY
+
+#: The fallback look at the queue, and the controller's look at every pool.
+TICK_S = 3.0
+RECONCILE_S = 30.0
+#: Claims, timers and other pieces of work per call at most; the rest goes on in the next.
+SLICE = 256
+
+
+class Engine:
+    """Firepool's whole decision-making. Both shells drive it: the real one and the simulated one."""
+
+    __slots__ = ("_reconcile_at", "_state", "_tick_at", "_wake_at")
+
+    def __init__(self, *, story_capacity: int = DEFAULT_CAPACITY) -> None:
+        self._state = State(story_capacity)
+        #: The earliest wake-up that was asked for and has not come.
+        self._wake_at = inf
+        self._tick_at = inf
+        self._reconcile_at = inf
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one fact and answer with what shall be done.
+
+        Args:
+            event: what happened.
+            now: seconds on the engine's clock; a step backwards is taken as no step.
+
+        Returns:
+            Effects to be started in this order.
+
+        Raises:
+            InvalidTransition, InvariantBroken: a bug of ours, with the story of what it is about.
+        """
+        s = self._state
+        if now > s.now:
+            s.now = s.story.now = now
+        s.story.cause = event
+        self._route(s, event)
+        self._follow_up(s)
+        effects = s.out[:]
+        s.out.clear()
+        return effects
+
+    # -- the rooms --------------------------------------------------------------------------------------------------
+
+    def _route(self, s: State, event: Event) -> None:
+        """Hot events first: a match is tried from top to bottom."""
+        match event:
+            case JobSubmitted():
+                admission.submit(s, event.ask)
+            case LeasePrepared():
+                starts.prepared(s, event)
+            case Committed():
+                lease = starts.committed(s, event.attempt)
+                if lease is not None:
+                    if lease.job.cancel is not None or lease.cause is not None:
+                        endings.committed_in_vain(s, lease)
+                    else:
+                        starts.launch(s, lease)
+            case Launched():
+                starts.launched(s, event)
+            case FirstInstruction():
+                starts.first_instruction(s, event)
+            case AttemptEnded():
+                endings.attempt_ended(s, event)
+            case EndCommitted():
+                endings.end_committed(s, event.attempt)
+            case ResetClean():
+                endings.reset_clean(s, event)
+            case Woke():
+                self._woke(s)
+            case JobStored():
+                rows.stored(s, event.job)
+            case PodReady():
+                podlife.on_ready(s, event)
+            case PodGone():
+                podlife.on_gone(s, event)
+            case PodSettled():
+                endings.settled(s, event)
+            case ClientRenewed():
+                cancels.renewed(s, event)
+            case _:
+                self._route_rare(s, event)
+
+    def _route_rare(
+        self,
+        s: State,
+        event: PoolsConfigured
+        | CallerLimited
+        | BrokerStarted
+        | JobStoreFailed
+        | DependencyEnded
+        | CancelRequested
+        | LeasePrepareFailed
+        | CommitLost
+        | CommitUnknown
+        | LaunchFailed
+        | EndCommitFailed
+        | ResetUnclean
+        | PodCreateFailed
+        | PodUnreachable
+        | PodReachable
+        | AttemptProbed,
+    ) -> None:
+        match event:
+            case CancelRequested():
+                cancels.requested(s, event)
+            case DependencyEnded():
+                admission.dependency_ended(s, event)
+            case JobStoreFailed():
+                cancels.store_failed(s, event.job, event.failure)
+            case LeasePrepareFailed():
+                starts.prepare_failed(s, event)
+            case CommitLost():
+                starts.commit_lost(s, event)
+            case CommitUnknown():
+                starts.commit_unknown(s, event.attempt)
+            case LaunchFailed():
+                endings.launch_failed(s, event)
+            case EndCommitFailed():
+                endings.end_commit_failed(s, event)
+            case ResetUnclean():
+                endings.reset_unclean(s, event)
+            case PodCreateFailed():
+                podlife.on_create_failed(s, event)
+            case PodUnreachable():
+                podlife.on_unreachable(s, event)
+            case PodReachable():
+                podlife.on_reachable(s, event.pod)
+            case AttemptProbed():
+                recovery.probed(s, event)
+            case PoolsConfigured():
+                configuring.pools(s, event)
+            case CallerLimited():
+                configuring.caller(s, event)
+            case BrokerStarted():
+                recovery.started(s, event)
+                self._reconcile_at = s.now + RECONCILE_S
+            case _:
+                assert_never(event)
+
+    def _woke(self, s: State) -> None:
+        if s.now >= self._wake_at:
+            self._wake_at = inf
+        if s.now >= self._tick_at:
+            self._tick_at = inf
+            self._fire_timers(s)
+            dispatch.feed_all(s, SLICE)
+            if not s.hungry_pools and not s.hungry_owners:
+                dispatch.tick(s)
+                if dispatch.feed_all(s, SLICE):
+                    s.ticks_that_helped += 1
+        if s.now >= self._reconcile_at:
+            self._reconcile_at = s.now + RECONCILE_S
+            s.untended.update(dict.fromkeys(s.tracker.pools.values()))
+
+    # -- what every call does ---------------------------------------------------------------------------------------
+
+    def _follow_up(self, s: State) -> None:
+        """Timers, dispatch, pools, then the next wake-up."""
+        now = s.now
+        if s.store_by and s.store_by[0][0] <= now:
+            starts.store_late(s)
+        self._fire_timers(s)
+        if s.finished:
+            self._tell_dependents(s)
+        if s.dooming:
+            admission.doom_some(s, SLICE)
+        while s.rearming and not s.out:
+            podlife.on_timer(s, s.rearming.popleft())
+        if s.hungry_owners or s.hungry_pools:
+            dispatch.feed_all(s, SLICE)
+        if s.untended:
+            self._tend(s)
+        due = self._next_due(s)
+        if due < self._wake_at:
+            self._wake_at = due
+            s.emit(WakeAt(due))
+
+    def _fire_timers(self, s: State) -> None:
+        if s.timers.next() > s.now:
+            return
+        for record in s.timers.due(s.now, SLICE):
+            if isinstance(record, JobRecord):
+                cancels.on_timer(s, record)
+            elif isinstance(record, PodRecord):
+                podlife.on_timer(s, record)
+            elif isinstance(record, PoolRecord):
+                s.untended[record] = None
+                s.feed(record)
+
+    def _tell_dependents(self, s: State) -> None:
+        while s.finished:
+            job, cause = s.finished.popleft()
+            admission.resolve_dependents(s, job, cause)
+
+    def _tend(self, s: State) -> None:
+        again: list[PoolRecord] = []
+        for pool in list(s.untended):
+            del s.untended[pool]
+            if controller.tend(s, pool):
+                again.append(pool)
+        s.untended.update(dict.fromkeys(again))
+
+    def _next_due(self, s: State) -> float:
+        if s.hungry_pools or s.hungry_owners or s.untended or s.dooming or s.rearming or s.finished:
+            return s.now
+        due = s.timers.next()
+        if s.store_by and s.store_by[0][0] < due:
+            due = s.store_by[0][0]
+        if s.waiting:
+            if self._tick_at is inf:
+                self._tick_at = s.now + TICK_S
+            due = min(due, self._tick_at)
+        return min(due, self._reconcile_at)
+
+    # -- read-only views --------------------------------------------------------------------------------------------
+
+    @property
+    def ticks_that_helped(self) -> int:
+        """Fallback ticks that placed a job: each is an event that forgot to wake dispatch."""
+        return self._state.ticks_that_helped
+
+    def check(self, everything: bool = False) -> None:
+        """Verify the invariants: of what the last event touched, or of everything.
+
+        Raises:
+            InvariantBroken: names the property and carries the story.
+        """
+        checks.check(self._state, everything)
+
+    def story_of(self, job_or_pod: str) -> list[str]:
+        """What happened to a job or a pod, oldest first, each with its cause."""
+        return self._state.story.of(job_or_pod)
+
+    def pool_views(self) -> list[views.PoolView]:
+        """Every pool with its counts."""
+        return [views.pool_view(pool) for pool in self._state.tracker.pools.values()]
+
+    def pod_views(self) -> list[views.PodView]:
+        """Every pod."""
+        return [views.pod_view(pod) for pod in self._state.tracker.pods.values()]
+
+    def job_view(self, job: JobId) -> views.JobView | None:
+        """A job that is not over, or None."""
+        record = self._state.jobs.get(job)
+        return views.job_view(record) if record is not None else None
+
+    def running_on(self, pod: PodName) -> views.Attempt | None:
+        """The attempt that has the pod, or None."""
+        record = self._state.tracker.pods.get(pod)
+        return views.attempt_on(record) if record is not None else None
+
+    def explain(self, job: JobId, now: float) -> explain.Explanation | None:
+        """Why a job waits: its position, the limit that blocks it, and who holds what."""
+        record = self._state.jobs.get(job)
+        return explain.explain(self._state, record, now) if record is not None else None

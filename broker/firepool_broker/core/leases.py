@@ -1,0 +1,122 @@
+"""The record that a pod set is claimed by an attempt: who takes part, how far each part got, and what was decided at
+claim time (path, retire or hold afterwards), so that the release path stays fast.
+
+Data only: `claims` makes leases, `starts` and `endings` move them on.
+"""
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from firepool_broker.core.asks import Exit, Failure
+from firepool_broker.core.ids import AttemptId
+from firepool_wire.words import Path, WhyNotWarmer
+
+if TYPE_CHECKING:
+    from firepool_broker.core.jobs import JobRecord
+    from firepool_broker.core.pods import PodRecord
+
+
+class Phase(IntEnum):
+    """Where the saga of an attempt stands; between two phases the engine waits for an answer."""
+
+    #: Agents record the attempt; no user code, nothing durable.
+    PREPARING = 0
+    #: The start is being written; it may or may not be durable.
+    COMMITTING = 1
+    #: The outcome of the write is unknown and being read back.
+    SETTLING = 2
+    #: The start is durable: launched, running or being stopped.
+    RUNNING = 3
+    #: Every part is over; the end is being written.
+    ENDING = 4
+
+
+class Part(IntEnum):
+    """How far one pod's part of the attempt got."""
+
+    CLAIMED = 0
+    PREPARED = 1
+    LAUNCHED = 2
+    STARTED = 3
+    #: The attempt does not run here any more.
+    OVER = 4
+    #: Its process tree is proven gone: reset clean, or pod gone.
+    VERIFIED = 5
+
+
+class Lease:
+    """A claimed pod set and the attempt that has it."""
+
+    __slots__ = (
+        "at_claimed",
+        "at_committed",
+        "at_ended",
+        "at_first",
+        "at_launched",
+        "at_prepared",
+        "attempt",
+        "cause",
+        "cause_exit",
+        "cause_rank",
+        "dedicated",
+        "exits",
+        "insert",
+        "job",
+        "open",
+        "parts",
+        "path",
+        "phase",
+        "pods",
+        "prepared",
+        "retire_after",
+        "run_by",
+        "start_by",
+        "started",
+        "stop_by",
+        "unverified",
+        "why",
+    )
+
+    def __init__(
+        self, job: "JobRecord", attempt: AttemptId, pods: "list[PodRecord]", path: Path, retire_after: tuple[bool, ...]
+    ) -> None:
+        count = len(pods)
+        self.job = job
+        self.attempt = attempt
+        #: In rank order; rank 0 is the coordinator.
+        self.pods = pods
+        self.path = path
+        #: Why a warmer path was closed to this claim; the job keeps only the first such reason.
+        self.why: WhyNotWarmer | None = None
+        #: Boundary decision per pod, taken at claim time (spec §3).
+        self.retire_after = retire_after
+        #: Per pod: it was made for single-use jobs, so an undone claim leaves it so.
+        self.dedicated: list[bool] = []
+        self.phase = Phase.PREPARING
+        #: Written once, already running: the start inserts the row.
+        self.insert = False
+        self.parts: list[Part] = [Part.CLAIMED] * count
+        self.exits: list[Exit | None] = [None] * count
+        self.prepared = 0
+        self.started = 0
+        #: Parts that are not over, and parts whose process tree is not proven gone.
+        self.open = count
+        self.unverified = count
+        #: First failure of any part, its rank and exit: what the whole attempt ends as.
+        self.cause: Failure | None = None
+        self.cause_rank = -1
+        self.cause_exit: Exit | None = None
+        #: When the first instruction must have come on every pod, and when the run must be over; 0 = unbounded.
+        self.start_by = 0.0
+        self.run_by = 0.0
+        #: When pods that did not confirm a stop are deleted; 0 = no stop was asked for.
+        self.stop_by = 0.0
+        self.at_claimed = 0.0
+        self.at_prepared = 0.0
+        self.at_committed = 0.0
+        self.at_launched = 0.0
+        self.at_first = 0.0
+        self.at_ended = 0.0
+
+    def __repr__(self) -> str:
+        return f"<lease {self.attempt} {self.phase.name} open={self.open}>"

@@ -1,0 +1,132 @@
+"""The writes to the job's row, and the row's version. The engine is the only writer and its writes are applied in the order
+of their effects, so the version after every write is known when it is emitted.
+"""
+
+from firepool_broker.core.asks import Exit, Failure
+from firepool_broker.core.effects import Accept, CommitEnd, CommitStart, Notify, Refuse, StoreJob
+from firepool_broker.core.ids import JobId, attempt_id
+from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, JobRecord, Row
+from firepool_broker.core.leases import Lease, Phase
+from firepool_broker.core.state import State
+from firepool_wire.words import JobState
+
+
+def store(s: State, job: JobRecord, state: JobState) -> None:
+    """Insert the row; the submitter is answered when it is durable."""
+    s.move(job, state)
+    job.row = Row.WRITING
+    job.version = 1
+    s.emit(StoreJob(job.ask, state))
+
+
+def stored(s: State, name: JobId) -> None:
+    """The row is durable: the submitter has its answer, the job is ours to keep."""
+    job = s.jobs.get(name)
+    if job is not None:
+        if job.row is Row.WRITING:
+            job.row = Row.STORED
+        accept(s, job)
+
+
+def accept(s: State, job: JobRecord) -> None:
+    """Answer the submitter, once."""
+    if not job.accepted and job.state is not None:
+        job.accepted = True
+        job.at_accepted = s.now
+        s.emit(Accept(job.id, job.state))
+
+
+def refuse(s: State, job: JobRecord, cause: Failure) -> None:
+    """Answer the submitter that nothing was written, if it still waits."""
+    if not job.accepted:
+        job.accepted = True
+        s.emit(Refuse(job.id, cause))
+
+
+def commit_start(s: State, lease: Lease) -> None:
+    """Write the start with its bindings: as the job's first write where nothing is stored yet."""
+    job = lease.job
+    lease.phase = Phase.COMMITTING
+    lease.insert = job.row is Row.NONE
+    if lease.insert:
+        job.row = Row.WRITING
+        job.version = 0
+    ask = job.ask
+    s.emit(
+        CommitStart(
+            lease.attempt,
+            lease.insert,
+            job.version,
+            tuple([pod.name for pod in lease.pods]),
+            lease.path,
+            job.why.value if job.why is not None else "",
+            lease.retire_after,
+            ask.caller,
+            ask.queue,
+            ask.tag,
+        )
+    )
+
+
+def commit_end(s: State, job: JobRecord, state: JobState, ended: Exit | None, cause: Failure | None) -> None:
+    """Write a terminal state, or a re-queue under the next retry count; a failed write is issued again."""
+    lease = job.lease
+    requeue = state is QUEUED
+    infra = requeue and cause is not None and is_infra(cause, ended)
+    end = CommitEnd(
+        lease.attempt if lease is not None else attempt_id(job.id, job.retry_count),
+        job.version,
+        state,
+        ended,
+        cause,
+        job.retry_count + requeue,
+        job.infra_retries + infra,
+        lease.path if lease is not None else None,
+        job.why.value if job.why is not None else "",
+        _times(job, lease),
+    )
+    job.end = end
+    s.emit(end)
+
+
+def end_state(cause: Failure) -> JobState:
+    """The terminal state that an asked-for end means."""
+    return CANCELLED if cause.code in ("Cancelled", "ClientGone") else FAILED
+
+
+def is_infra(cause: Failure, ended: Exit | None) -> bool:
+    """Whether an infrastructure re-queue applies: no exit record of user code exists for the part that failed."""
+    return (
+        cause.fault.value == "infra"
+        and cause.retryable
+        and (ended is None or (ended.exit_code is None and ended.signal is None))
+    )
+
+
+def notify(s: State, job: JobRecord) -> None:
+    """Tell whoever watches the job."""
+    if job.state is not None:
+        s.emit(Notify(job.id, job.state))
+
+
+def _times(job: JobRecord, lease: Lease | None) -> tuple[tuple[str, float], ...]:
+    times = [("submitted", job.ask.submitted_at)]
+    if job.at_accepted:
+        times.append(("accepted", job.at_accepted))
+    if job.at_queued:
+        times.append(("queued", job.at_queued))
+    if lease is not None:
+        times.append(("claimed", lease.at_claimed))
+        if lease.at_prepared:
+            times.append(("prepared", lease.at_prepared))
+        if lease.at_committed:
+            times.append(("committed", lease.at_committed))
+            # No standby yet: the gate of a pod's own card is open when its start is committed.
+            times.append(("gate_open", lease.at_committed))
+        if lease.at_launched:
+            times.append(("launched", lease.at_launched))
+        if lease.at_first:
+            times.append(("first_instruction", lease.at_first))
+        if lease.at_ended:
+            times.append(("ended", lease.at_ended))
+    return tuple(times)

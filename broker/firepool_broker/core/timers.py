@@ -1,0 +1,85 @@
+"""When something must happen although nobody reports it: holds and keep-alives that run out, time-outs, back-offs.
+
+A wheel of slots of 1/16 s. Arming, moving and disarming are O(1) and leave nothing behind: a heap with lazy deletion would
+keep the 300 s start time-out of every job that ended after 5 ms. A deadline fires at its slot's end, so at most 62 ms late
+and exactly on time where it is a multiple of 1/16 s; whatever must be exact (no claim of an expired hold) compares the
+deadline itself. Each record has at most one timer: what it means follows from the record's state.
+"""
+
+from heapq import heappop, heappush
+from math import ceil, inf
+
+#: Slots per second: a power of two, so that whole seconds are exact in floats.
+SLOTS_PER_S = 16
+
+
+class Timed:
+    """Base of records that may wait for a time."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self) -> None:
+        #: Index of the wheel's slot that holds this record; 0 = none.
+        self.slot = 0
+
+
+class Timers:
+    """The wheel: slot index → records, and the slots in order."""
+
+    __slots__ = ("_order", "_slots")
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[Timed, None]] = {}
+        self._order: list[int] = []
+
+    def arm(self, record: Timed, due: float) -> None:
+        """Fire the record at `due` (seconds on the engine's clock), instead of whenever it was due before."""
+        if due == inf:
+            self.disarm(record)
+            return
+        index = ceil(due * SLOTS_PER_S)
+        if index < 1:
+            index = 1
+        old = record.slot
+        if old == index:
+            return
+        if old:
+            del self._slots[old][record]
+        slot = self._slots.get(index)
+        if slot is None:
+            self._slots[index] = {record: None}
+            heappush(self._order, index)
+        else:
+            slot[record] = None
+        record.slot = index
+
+    def disarm(self, record: Timed) -> None:
+        """Forget the record's timer, if it has one."""
+        if record.slot:
+            del self._slots[record.slot][record]
+            record.slot = 0
+
+    def due(self, now: float, limit: int) -> list[Timed]:
+        """Take up to `limit` records whose time has come; the rest stay due."""
+        taken: list[Timed] = []
+        last = now * SLOTS_PER_S
+        order = self._order
+        while order and order[0] <= last and len(taken) < limit:
+            slot = self._slots[order[0]]
+            while slot and len(taken) < limit:
+                record, _ = slot.popitem()
+                record.slot = 0
+                taken.append(record)
+            if not slot:
+                del self._slots[heappop(order)]
+        return taken
+
+    def next(self) -> float:
+        """When `due` must be called next; infinite when nothing is armed."""
+        order = self._order
+        while order:
+            index = order[0]
+            if self._slots[index]:
+                return index / SLOTS_PER_S
+            del self._slots[heappop(order)]
+        return inf
