@@ -270,9 +270,9 @@ def _live(inner: _Inner, go: int, given: _Given | None) -> NoReturn:
             _become_clean(inner.order.log, {inner.listen_fd, inner.trouble, inner.ready, go})
             os.setsid()
         if sys.platform == "linux":
-            syscalls.die_with_parent(signal.SIGKILL)
             syscalls.become_subreaper()
-        # The midwife is gone once the byte is here; were the nursery gone too, there would be none.
+        # The midwife is gone once the byte is here (its end must not be the agent's); were the nursery gone too, there
+        # would be none.
         if os.read(go, 1) != b"g":
             os._exit(1)
         os.close(go)

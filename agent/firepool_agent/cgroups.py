@@ -60,8 +60,13 @@ class Site:
             os.makedirs(path, exist_ok=True)
         except OSError:
             return
-        if os.access(f"{path}/cgroup.procs", os.W_OK):
-            self.parents[key] = path
+        if not os.access(f"{path}/cgroup.procs", os.W_OK):
+            return
+        self.parents[key] = path
+        for entry in os.scandir(path):  # pods of a nursery of this name that was killed; they died with it
+            if entry.is_dir():
+                for left in (f"{entry.path}/job", f"{entry.path}/agent", entry.path):
+                    _rmdir(left)
 
     def _delegate_v2(self) -> None:
         """Switch controllers on for our groups where the v2 tree has them (a no-op where v1 trees hold them)."""

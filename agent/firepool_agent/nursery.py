@@ -18,8 +18,10 @@ import selectors
 import shutil
 import signal
 import socket
+import stat
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,22 +59,25 @@ class Nursery:
         self._orphan_timeout_s = orphan_timeout_s
         self._selector = selectors.DefaultSelector()
         self._probe = levels.probe()
-        tag = f"firepool-{os.getpid()}"
+        #: One nursery per run directory: what it leaves when it is killed bears this name, and the next one removes it.
+        tag = f"{zlib.crc32(run.encode()):08x}"
+        self._tag = tag
         root = os.geteuid() == 0
-        self._site = cgroups.Site.find(tag) if root else cgroups.Site()
+        self._site = cgroups.Site.find(f"firepool-{tag}") if root else cgroups.Site()
         self._bridge: network.Bridge | None = None
         self._network_note = ""
         self._pods: dict[str, _Pod] = {}
         #: Pods that ended while nobody listened, by name, until the broker forgets them.
         self._ended: dict[str, dict[str, Any]] = {}
         self._interpreters: dict[str, interpreter.Interpreter] = {}
-        self._uid_block = (os.getpid() % 128) * _PODS_PER_NURSERY
+        self._uid_block = (int(tag, 16) % 128) * _PODS_PER_NURSERY
         self._peer: socket.socket | None = None
         self._buffer = b""
         self._orphan_since: float | None = time.monotonic()
         self._ending = False
         #: An empty directory that any uid can reach; every pod mounts its own tree on it, in its own mount namespace.
-        self.staging = f"/tmp/firepool-{os.getpid()}-root"
+        self._reachable = _reachable_directory(tag)
+        self.staging = f"{self._reachable}/root"
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -123,8 +128,9 @@ class Nursery:
         if self._bridge is not None:
             self._bridge.close()
         self._site.close()
-        with contextlib.suppress(OSError):
-            os.rmdir(self.staging)
+        for path in (self.staging, self._reachable):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
         self._say({"is": "over"})
 
     # -- the broker ----------------------------------------------------------------------------------------------
@@ -132,7 +138,7 @@ class Nursery:
     def _accept(self, listener: socket.socket) -> None:
         peer, _ = listener.accept()
         self._hang_up()
-        peer.setblocking(True)
+        peer.settimeout(5.0)  # a broker that hangs must not hang its pods' keeper
         self._peer, self._buffer, self._orphan_since = peer, b"", None
         self._selector.register(peer, selectors.EVENT_READ, self._hear)
 
@@ -208,6 +214,7 @@ class Nursery:
             "facts": self._probe.facts,
             "cgroups": sorted(self._site.parents),
             "network_note": self._network_note,
+            "cards": [card.to_json() for card in gpu.find_cards()],
         }
 
     def _annotate(self, name: str, changes: dict[str, str | None]) -> None:
@@ -306,7 +313,9 @@ class Nursery:
         limits = cgroups.Limits(wish.memory_limit_bytes, wish.pids_limit, wish.cpus)
         owner = uid_base if namespaces else os.geteuid()
         groups = self._site.make(wish.name, limits, owner) if self._site.parents else {}
-        own = interpreter.own()
+        wish.settings["python_version"] = python.version
+        given = [wish.settings[key] for key in ("wheelhouse", "ca") if wish.settings.get(key)]
+        shown = [path if os.path.isdir(path) else os.path.dirname(path) for path in given]
         return birth.Order(
             wish=wish,
             level=level,
@@ -318,7 +327,7 @@ class Nursery:
             caches=f"{self._home}/pods/{wish.name}/caches",
             pod_dir=pod_dir,
             python=python.executable,
-            roots=interpreter.outermost([*own.roots, *python.roots]),
+            roots=interpreter.outermost([*interpreter.own().roots, *python.roots, *shown]),
             staging=self.staging,
             scratch_bytes=_scratch_bytes(wish),
             cgroups=groups,
@@ -347,10 +356,8 @@ class Nursery:
 
     def _readable_dir(self, name: str) -> str:
         """A directory of the pod that another uid can reach (the home is private)."""
-        base = f"/var/tmp/firepool-{os.getpid()}"
-        path = f"{base}/{name}"
+        path = f"{self._reachable}/{name}"
         os.makedirs(path, exist_ok=True)
-        os.chmod(base, 0o711)
         os.chmod(path, 0o711)
         return path
 
@@ -400,11 +407,20 @@ class Nursery:
         fact = {"is": "ended", "name": name, "why": why, "oom": oom}
         if trouble and not pod.state.ready:
             fact["error"] = json.loads(trouble)
+        elif not pod.state.ready and not pod.state.ending:
+            fact["why"] = f"{why}; its log ends: {self._log_tail(name)}"
         self._give_back(name, pod.pod_dir)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(pod.state.socket)
         self._ended[name] = fact
         self._say(fact)
+
+    def _log_tail(self, name: str) -> str:
+        try:
+            with open(f"{self._home}/pods/{name}/agent.log", errors="replace") as f:
+                return f.read()[-500:].strip() or "(empty)"
+        except OSError as e:
+            return str(e)
 
     def _sweep_orphans(self) -> None:
         """Kill what dead agents left: at the weaker levels orphans become our children, as we are their sub-reaper."""
@@ -430,6 +446,18 @@ class Nursery:
                 os.rename(path, aside)
                 path = aside
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _reachable_directory(tag: str) -> str:
+    """A directory of ours that any uid can walk through. Raises: OSError: the name is somebody else's."""
+    path = f"{'/run' if os.geteuid() == 0 else '/tmp'}/firepool-{tag}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o711)
+    seen = os.lstat(path)
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is not a directory of this user")
+    os.chmod(path, 0o711)
+    return path
 
 
 def _scratch_bytes(wish: PodWish) -> int:
