@@ -276,7 +276,7 @@ class JobStoreConformance:
             running("j1", start=start("j1", version=0, pods=("p1", "p2"), retire_after=(False, True), tag="t"))
         )
         await store.write(running("j2", start=start("j2", version=0, pods=("p2",), caller="bob", queue="q2")))
-        found = {b.pod: b for b in await store.bindings(["p1", "p2", "p3"])}
+        found = {str(b.pod): b for b in await store.bindings(["p1", "p2", "p3"])}
         assert set(found) == {"p1", "p2"}
         assert (found["p1"].attempt, found["p1"].tag, found["p1"].retire_after) == ("j1:0", "t", False)
         assert (found["p2"].attempt, found["p2"].caller, found["p2"].queue, found["p2"].tag) == (

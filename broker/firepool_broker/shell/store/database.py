@@ -45,7 +45,7 @@ class Database:
         self._lock: int | None = None
         self._writer: Writer | None = None
         self._connections: list[sqlite3.Connection] = []
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="firepool-store-reader")
+        self._background: ThreadPoolExecutor | None = None
         #: Point reads, on the event loop's thread.
         self._near: sqlite3.Connection | None = None
         #: Long reads and checkpoints, in the background thread.
@@ -64,9 +64,11 @@ class Database:
         """
         if self._writer is not None:
             return
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="firepool-store-reader")
         try:
-            connection, seq = await asyncio.get_running_loop().run_in_executor(self._background, self._open)
+            connection, seq = await self.aside(self._open)
         except BaseException:
+            self._background.shutdown()
             self._release()
             raise
         self._writer = Writer(connection, self.epoch, seq, self._after_commit)
@@ -92,22 +94,27 @@ class Database:
             raise StoreDown("the job store is not open")
         connection = self._far
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._background, read, connection)
+            return await self.aside(lambda: read(connection))
         except sqlite3.Error as error:
             raise StoreDown(f"the job store cannot be read: {error}") from error
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run blocking work in the background thread, one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._background, work)
 
     async def aclose(self) -> None:
         """Commit what is queued, write the log back, let go of the file."""
         if self._writer is not None:
             await self._writer.stop()
             self._writer = None
-        await asyncio.get_running_loop().run_in_executor(None, self._background.shutdown)
+        if self._background is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._background.shutdown)
         self._release()
 
     def _open(self) -> tuple[sqlite3.Connection, int]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path)
             # 0600: specs carry environment variables. The log and its index get the file's own mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             migrations.upgrade(self.path)
@@ -146,6 +153,7 @@ class Database:
         self._checkpointed_at = time.monotonic()
         self._checkpointing.set()
         try:
+            assert self._background is not None
             self._background.submit(self._checkpoint_far)
         except RuntimeError:  # closing: the last connection to close writes the log back
             self._checkpointing.clear()

@@ -1,5 +1,6 @@
 """`ports.JobStore` on SQLite."""
 
+import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -44,7 +45,12 @@ class SqliteJobs:
             StoreDown: nothing was written, or (`unknown`) nobody can tell.
             BadRequest: a text is not valid Unicode.
         """
-        return self._database.writer.write(write)
+        try:
+            return self._database.writer.write(write)
+        except StoreDown as down:
+            refused: asyncio.Future[Won | Lost] = asyncio.get_running_loop().create_future()
+            refused.set_exception(down)
+            return refused
 
     async def get(self, job: str) -> JobRow | None:
         """The row of a job."""
