@@ -1,5 +1,7 @@
 """What the engine may ask for, in the imperative. A shell carries every effect out and answers with events; each
-docstring names the answers. Effects of one `handle` call are started in their order and may finish in any.
+docstring names the answers. Effects of one `handle` call are started in their order and may finish in any; but calls to
+one pod's agent arrive in the order of their effects (an `AbandonLease` never overtakes its `PrepareLease`, nor a later prepare
+an earlier one), and a prepare that was given up is refused by its deadline when it arrives after all.
 """
 
 from dataclasses import dataclass
