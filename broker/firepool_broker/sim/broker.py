@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from firepool_broker.core.asks import Ask, Failure
-from firepool_broker.core.effects import Effect
+from firepool_broker.core.effects import Effect, Refuse
 from firepool_broker.core.events import (
     BrokerStarted,
     CallerLimited,
@@ -102,6 +102,8 @@ class Broker:
         self.handled += 1
         self.engine.check(self.handled % CHECK_ALL_EVERY == 0)
         for effect in effects:
+            if isinstance(effect, Refuse):
+                self.arriving.discard(effect.job)
             self.hands.carry(effect)
 
     # -- the desk where clients ask ----------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from firepool_broker.core.effects import Effect
 from firepool_broker.core.engine import Engine
+from firepool_broker.core.errors import CoreError
 from firepool_broker.core.events import Event
 from firepool_broker.core.ids import AttemptId
 from firepool_broker.core.pools import Pool
 from firepool_broker.sim.broker import Broker, Config, Core
-from firepool_broker.sim.checks import Broken, Checks
+from firepool_broker.sim.checks import Checks
 from firepool_broker.sim.clients import Clients
 from firepool_broker.sim.clock import Clock
 from firepool_broker.sim.faults import NONE, Dice, Faults
@@ -25,6 +26,9 @@ from firepool_broker.sim.trace import Record, Side, Trace, about, short
 from firepool_broker.sim.venue import LOCAL, Venue
 from firepool_broker.sim.yard import SimPod, Yard
 from firepool_wire.words import TERMINAL, JobState
+
+#: What a bug of the engine looks like from outside: a broken property or invariant, or a plain Python error.
+_BUGS = (AssertionError, CoreError, LookupError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,7 @@ class World:
         """
         try:
             self._run()
-        except (Broken, AssertionError, LookupError, ValueError, TypeError, AttributeError) as broken:
+        except _BUGS as broken:
             if isinstance(broken, RunFailed):
                 raise
             raise RunFailed(self.plan, f"{type(broken).__name__}: {broken}", self.trace) from broken

@@ -64,6 +64,8 @@ class SimPod:
     deleting: bool = False
     #: The agent answers nothing until then.
     hung_until: float = 0.0
+    #: The agent does one thing after the other: calls that arrive before then wait their turn.
+    busy_until: float = 0.0
     #: Who used the pod last, as the agent's disk says; `released_at` set only by a clean reset.
     last_use: LastUse | None = None
     #: What `last_use` was before the present tenancy (for an undone prepare).

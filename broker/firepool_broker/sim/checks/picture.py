@@ -68,7 +68,9 @@ class JobSeen:
     single_use: bool
     priority: str
     retries: int
-    order: int
+    #: Place among all submissions that reached a broker.
+    order: int = 0
+    leased: bool = False
     accepted: bool = False
     state: str = ""
     retry: int = 0
@@ -110,6 +112,7 @@ class Picture:
     #: Jobs that wait, as the broker in office knows: job → place.
     waiting: dict[str, int] = field(default_factory=dict)
     started: bool = False
+    arrivals: int = 0
 
     def take(self, record: Record) -> None:
         """Draw one record."""
@@ -208,7 +211,6 @@ class Picture:
             single_use=bool(r.get("single_use")),
             priority=r.get("priority"),
             retries=int(r.get("retries") or 0),
-            order=len(self.jobs),
         )
 
     def _accept(self, r: Record) -> None:
@@ -225,8 +227,15 @@ class Picture:
         if job.state == "RUNNING" and r.get("attempt") not in job.attempts:
             job.attempt, job.on = r.get("attempt"), r.names("pods")
             job.attempts.add(job.attempt)
+            self._committed(job)
         if job.state in _TERMINAL:
             self.waiting.pop(job.job, None)
+
+    def _committed(self, job: JobSeen) -> None:
+        """A pod that is bound across a boundary retires afterwards, whether or not code ran in it."""
+        for pod in (self.pods[name] for name in job.on if name in self.pods):
+            if job.single_use or (pod.uses and (pod.queue, pod.tag) != (job.queue, job.tag)):
+                pod.tainted = True
 
     def _crash(self, r: Record) -> None:
         self.started = False
@@ -236,6 +245,8 @@ class Picture:
             pod.leased_by = ""
             pod.prepare_failed = pod.unclean = False
             pod.tainted = True
+        for job in self.jobs.values():
+            job.leased = False
 
     # -- what the broker in office asks for and is told --------------------------------------------------------------
 
@@ -246,16 +257,25 @@ class Picture:
             if job is not None and job.state == "QUEUED":
                 self.waiting[name] = job.order
 
+    def _submitted(self, r: Record) -> None:
+        job = self.jobs.get(r.get("ask"))
+        if job is not None:
+            self.arrivals += 1
+            job.order = self.arrivals
+
     def _stored(self, r: Record) -> None:
         job = self.jobs.get(r.get("job"))
-        if job is not None and job.state == "QUEUED" and job.attempt == "":
+        if job is not None and job.state == "QUEUED" and job.attempt == "" and not job.leased:
             self.waiting[job.job] = job.order
 
     def _prepare(self, r: Record) -> None:
         pod = self.pods.get(r.get("pod"))
         if pod is not None:
             pod.leased_by = r.get("attempt")
-        self.waiting.pop(r.get("attempt").rpartition(":")[0], None)
+        job = self.jobs.get(r.get("attempt").rpartition(":")[0])
+        if job is not None:
+            job.leased = True
+            self.waiting.pop(job.job, None)
 
     def _unleased(self, r: Record) -> None:
         pod = self.pods.get(r.get("pod"))
@@ -275,9 +295,13 @@ class Picture:
             pod.unclean = pod.tainted = True
 
     def _prepare_failed(self, r: Record) -> None:
-        pod = self.pods.get(r.get("pod"))
-        if pod is not None:
-            pod.prepare_failed = pod.tainted = True
+        """The pods of the whole set retire (spec §3), also those whose own agent did prepare."""
+        for pod in self.pods.values():
+            if pod.leased_by == r.get("attempt"):
+                pod.tainted = True
+        failed = self.pods.get(r.get("pod"))
+        if failed is not None:
+            failed.prepare_failed = failed.tainted = True
 
     def _unreachable(self, r: Record) -> None:
         pod = self.pods.get(r.get("pod"))
@@ -311,6 +335,7 @@ _DRAW = {
     ("W", "row"): Picture._row,
     ("W", "crash"): Picture._crash,
     ("E", "BrokerStarted"): Picture._broker_started,
+    ("E", "JobSubmitted"): Picture._submitted,
     ("E", "JobStored"): Picture._stored,
     ("E", "ResetClean"): Picture._reset_clean,
     ("E", "ResetUnclean"): Picture._reset_unclean,

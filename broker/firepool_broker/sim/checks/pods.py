@@ -102,7 +102,7 @@ def a_hold_is_broken_only_for_need(seen: Picture, r: Record) -> str | None:
         return None
     if r.at - pod.died_at <= pool.tenure_s:
         return f"{pod.name} was held for {r.at - pod.died_at:.1f} s only"
-    if not any(job.sku == pod.sku and job.state in ("QUEUED", "") for job in seen.jobs.values()):
+    if not any(job.sku == pod.sku and job.state in ("QUEUED", "PENDING", "") for job in seen.jobs.values()):
         return f"{pod.name} was held and nobody waits"
     return None
 

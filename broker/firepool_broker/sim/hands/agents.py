@@ -1,6 +1,7 @@
 """Effects that call agents, and what agents say of attempts: half of a call's time before it acts, half after.
 
-A hung agent answers nothing until it wakes; then it serves what waited, in order, and refuses what is past its deadline.
+Calls to one agent arrive in the order in which they were sent, and it serves one after the other. A hung agent answers nothing
+until it wakes; then it serves what waited, in order, and refuses what is past its deadline.
 """
 
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class Call:
     act: Callable[[SimPod], Event | None]
     #: Given when the agent refuses because the call's deadline passed; None for calls without a deadline.
     too_late: Event | None
+    #: Time that the agent needs for it beyond the usual.
+    work_s: float = 0.0
     answered: bool = False
 
 
@@ -57,6 +60,8 @@ class AgentHand:
     followed: set[tuple[AttemptId, PodName]] = field(default_factory=set)
     #: Unanswered calls per pod.
     calls: dict[PodName, int] = field(default_factory=dict)
+    #: When the newest call to each pod arrives: the next one does not overtake it.
+    arrives_at: dict[PodName, float] = field(default_factory=dict)
 
     def carry(self, effect: AgentEffect) -> None:
         """Send the call of one effect."""
@@ -81,13 +86,15 @@ class AgentHand:
         delay: Delay,
         act: Callable[[SimPod], Event | None],
         too_late: Event | None = None,
-        extra_s: float = 0.0,
+        work_s: float = 0.0,
     ) -> Call:
         """Send a call; `act` happens half-way, its event comes back after the other half."""
-        call = Call(pod, self.scene.clock.now, act, too_late)
+        call = Call(pod, self.scene.clock.now, act, too_late, work_s)
         self.calls[pod] = self.calls.get(pod, 0) + 1
         half_s = delay.draw(self.scene.dice.time) / 2.0
-        self.scene.clock.after(half_s + extra_s, lambda: self._arrive(call, half_s))
+        arrives_at = max(self.scene.clock.now + half_s, self.arrives_at.get(pod, 0.0))
+        self.arrives_at[pod] = arrives_at
+        self.scene.clock.at(arrives_at, lambda: self._arrive(call, half_s))
         return call
 
     def _arrive(self, call: Call, back_s: float) -> None:
@@ -103,6 +110,22 @@ class AgentHand:
         if pod.hung_until > scene.clock.now:
             if pod.hung_until < inf:
                 scene.clock.at(pod.hung_until, lambda: self._arrive(call, back_s))
+            return
+        if pod.busy_until > scene.clock.now:
+            scene.clock.at(pod.busy_until, lambda: self._arrive(call, back_s))
+            return
+        if call.work_s:
+            pod.busy_until = scene.clock.now + call.work_s
+            call.work_s = 0.0
+            scene.clock.at(pod.busy_until, lambda: self._serve(call, back_s))
+            return
+        self._serve(call, back_s)
+
+    def _serve(self, call: Call, back_s: float) -> None:
+        scene = self.scene
+        pod = scene.yard.pods.get(call.pod)
+        if pod is None:
+            self._answer(call, back_s, PodUnreachable(call.pod, "reset by peer"))
             return
         late = call.too_late is not None and scene.clock.now - call.sent_at > scene.venue.call_deadline_s
         event = call.too_late if late else call.act(pod)

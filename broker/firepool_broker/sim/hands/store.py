@@ -78,7 +78,8 @@ class StoreHand:
         for pending, verdict, row in self.scene.ledger.finish_group():
             if row is not None:
                 self.scene.log_row(row)
-            elif pending.fate == "won":
+            elif pending.fate == "won" and job_written(pending.write) in self.scene.ledger.rows:
+                # Writes that follow a failed insert find no row: no fault of theirs.
                 self.scene.log("stale", write=type(pending.write).__name__, job=job_written(pending.write))
             pending.answer(verdict)
         self._begin_commit()
