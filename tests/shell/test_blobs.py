@@ -11,7 +11,7 @@ import pytest
 from obstore.store import LocalStore, MemoryStore
 
 from firepool_broker.conformance.blobs import MIB, BlobStoreConformance, digest_of, pieces
-from firepool_broker.conformance.memory import MemoryBlobs
+from firepool_broker.conformance.memory_parts import MemoryBlobs
 from firepool_broker.shell.blobs import names
 from firepool_broker.shell.blobs.local import LocalBlobs
 from firepool_broker.shell.blobs.remote import RemoteBlobs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firepool_broker.conformance.logs import LogStoreConformance
-from firepool_broker.conformance.memory import MemoryLogs
+from firepool_broker.conformance.memory_parts import MemoryLogs
 from firepool_broker.shell.blobs.joblogs import GATHER_BYTES, LogFiles
 from firepool_broker.shell.ports import LogStore
 from firepool_wire.errors import StoreUnavailable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firepool_broker.conformance.memory import MemoryTokens
+from firepool_broker.conformance.memory_parts import MemoryTokens
 from firepool_broker.conformance.tokens import ALICE, Clock, TokenStoreConformance
 from firepool_broker.core.ids import Caller, Sku
 from firepool_broker.core.pools import CallerLimits, Pool, Shape
