@@ -19,13 +19,13 @@ from firepool_broker.core.state import State
 def submit(s: State, ask: Ask) -> None:
     """Admit a job, and start it at once if pods are there; else it is stored and waits."""
     if ask.job in s.jobs:
-        s.story.note(ask.job, "submitted again, ignored")
+        s.story.aside(ask.job, "submitted again, ignored")
         return
     pool = s.tracker.pools.get(ask.sku)
     refusal = _unknown(s, ask) if pool is None else _refusal(s, pool, ask)
     if pool is None or refusal is not None:
         assert refusal is not None
-        s.story.note(ask.job, f"refused: {refusal.code}")
+        s.story.aside(ask.job, f"refused: {refusal.code}")
         s.emit(Refuse(ask.job, refusal))
         return
     job = JobRecord(ask, pool, s.quota.of(ask.caller), demanded(pool, ask.isolation) if ask.isolation else 0)

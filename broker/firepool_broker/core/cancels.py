@@ -23,7 +23,7 @@ def requested(s: State, event: CancelRequested) -> None:
     job = s.jobs.get(event.job)
     if job is not None:
         by = f" by {event.actor}" if event.actor else ""
-        s.story.note(job.id, f"cancel asked for{by}: {event.failure.code}")
+        s.story.note(job, f"cancel asked for{by}: {event.failure.code}")
         cancel(s, job, event.failure)
 
 
@@ -53,7 +53,7 @@ def store_failed(s: State, name: JobId, cause: Failure) -> None:
     job = s.jobs.get(name)
     if job is None or job.row is not Row.WRITING:
         return
-    s.story.note(name, f"not stored: {cause.code}")
+    s.story.note(job, f"not stored: {cause.code}")
     job.row = Row.NONE
     job.cancel = cause
     job.end = None

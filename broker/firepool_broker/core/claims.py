@@ -43,15 +43,14 @@ def claim(tracker: Tracker, job: JobRecord, now: float) -> Lease | WhyNotWarmer:
     usage = job.usage
     if usage.limited and not usage.allows(count, count * pool.processors):
         return WhyNotWarmer.CALLER_QUOTA
-    rack = pool.rack
-    if job.single_use:
-        pods = _dedicated(pool, job, tracker)
-    elif count == 1:
-        shelf = rack.shelves.get(job.ask.caller)
+    if job.plain:
+        shelf = pool.rack.shelves.get(usage.caller)
         pod = _held_one(pool, shelf, job, tracker, now) if shelf is not None and shelf.all else None
         if pod is None:
-            pod = _idle_one(rack, job, tracker)
+            pod = _idle_one(pool.rack, job, tracker)
         pods = [pod] if pod is not None else None
+    elif job.single_use:
+        pods = _dedicated(pool, job, tracker)
     else:
         pods = _gang(pool, job, tracker, now)
     if pods is None:
@@ -83,9 +82,8 @@ def _held_one(pool: PoolRecord, shelf: Shelf, job: JobRecord, tracker: Tracker, 
     """Claim order 1 and 2 for one pod."""
     same = shelf.by_key.get(job.key)
     if same is not None:
-        wanted = job.ask.requirements
-        if wanted:
-            for pod in reversed(shelf.by_layer.get((job.key, wanted), ())):
+        if job.wanted:
+            for pod in reversed(shelf.by_layer.get((job.key, job.wanted), ())):
                 if _usable(pod, job, tracker, now):
                     return pod
         for pod in reversed(same):
@@ -145,7 +143,7 @@ def _cards_free(pod: PodRecord, tracker: Tracker) -> bool:
 def _gang(pool: PoolRecord, job: JobRecord, tracker: Tracker, now: float) -> list[PodRecord] | None:
     """All N pods on distinct cards in claim order, or none (S8)."""
     rack = pool.rack
-    shelf = rack.shelves.get(job.ask.caller)
+    shelf = rack.shelves.get(job.usage.caller)
     held = len(shelf.all) if shelf is not None else 0
     if held + rack.counts[IDLE_PODS] < job.pods:
         return None
@@ -203,35 +201,53 @@ def _dedicated(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> list[PodRe
 
 def _take(tracker: Tracker, job: JobRecord, pods: list[PodRecord], now: float) -> Lease:
     """Assign the pods and decide path and retire-or-hold, which the lease keeps (spec §3)."""
+    lease = Lease(job, attempt_id(job.id, job.retry_count), pods, now)
+    if job.plain:
+        pod = pods[0]
+        if pod.owner is None:
+            if pod.ready_at >= job.refused_at:
+                lease.path = _NEW
+            tracker.take_idle(pod, lease, 0)
+        elif pod.key == job.key:
+            tracker.take_held(pod, lease, 0)
+        else:
+            _take_several(tracker, lease)
+            return lease
+        if job.pool.hold_s <= 0:
+            lease.retire_after = (True,)
+        return lease
+    _take_several(tracker, lease)
+    return lease
+
+
+def _take_several(tracker: Tracker, lease: Lease) -> None:
+    """The general case: several pods, a boundary, or a single-use job."""
+    job = lease.job
     pool = job.pool
-    hold_s = pool.pool.hold_s
     path = _WARM
     retires: list[bool] = []
-    lease = Lease(job, attempt_id(job.id, job.retry_count), pods, path, ())
-    for rank, pod in enumerate(pods):
+    dedicated: list[bool] = []
+    for rank, pod in enumerate(lease.pods):
+        crossed = reuse.Crossing.NONE
+        dedicated.append(pod.single_use)
         if pod.owner is None:
             if pod.ready_at >= job.refused_at:
                 path = _NEW
-            crossed = reuse.Crossing.NONE
-            lease.dedicated.append(pod.single_use)
             tracker.take_idle(pod, lease, rank)
             if job.single_use and not pod.single_use:
                 tracker.dedicate(pod)
         else:
-            lease.dedicated.append(False)
-            key = pod.key
-            assert key is not None
-            crossed = reuse.crossing(key, job.key, mode_of(pool, job)) if key != job.key else reuse.Crossing.NONE
+            assert pod.key is not None
+            crossed = reuse.crossing(pod.key, job.key, mode_of(pool, job))
             if crossed and path is _WARM:
                 path = _RECYCLED
             tracker.take_held(pod, lease, rank)
-        retires.append(reuse.retires(crossed, hold_s, job.single_use))
+        retires.append(reuse.retires(crossed, pool.hold_s, job.single_use))
     lease.retire_after = tuple(retires)
+    lease.dedicated = tuple(dedicated)
     lease.path = Path.SINGLE_USE if job.single_use else path
-    if lease.path is _RECYCLED:
+    if path is _RECYCLED:
         lease.why = WhyNotWarmer.TAG_BOUNDARY
-    lease.at_claimed = now
-    return lease
 
 
 def mode_of(pool: PoolRecord, job: JobRecord) -> reuse.Mode:
@@ -245,7 +261,7 @@ def mode_of(pool: PoolRecord, job: JobRecord) -> reuse.Mode:
 def _why(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> WhyNotWarmer:
     """Why no warmer path was open: the most specific reason first."""
     rack = pool.rack
-    shelf = rack.shelves.get(job.ask.caller)
+    shelf = rack.shelves.get(job.usage.caller)
     counts = rack.counts
     own = len(shelf.all) if shelf is not None else 0
     if not job.single_use:
@@ -273,7 +289,7 @@ def _has_stale(pool: PoolRecord, job: JobRecord) -> bool:
     """Whether a pod of an old template would have served this job."""
     for rack in pool.racks.values():
         if rack is not pool.rack:
-            shelf = rack.shelves.get(job.ask.caller)
+            shelf = rack.shelves.get(job.usage.caller)
             if rack.counts[IDLE_PODS] or (shelf is not None and shelf.all):
                 return True
     return False

@@ -47,7 +47,7 @@ def _change(s: State, record: PoolRecord, pool: Pool) -> None:
     record.tokens = min(record.tokens + max(0, pool.step - before.step), pool.step)
     if pool.template != before.template:
         s.tracker.switch(record, pool.template)
-        s.story.note(pool.sku, f"template {before.template} -> {pool.template}")
+        s.story.note(record, f"template {before.template} -> {pool.template}")
         s.feed(record)
     if (pool.tag_boundary, pool.run_once_across) != (before.tag_boundary, before.run_once_across):
         _rekey(s, record, list(record.queue.by_caller))

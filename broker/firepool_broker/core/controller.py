@@ -3,7 +3,7 @@ pods, hold breaking, keep-alive and the drain of stale pods. One pass looks at o
 """
 
 from firepool_broker.core import fleet, holds, scaler
-from firepool_broker.core.pods import HELD, IDLE, PodRecord
+from firepool_broker.core.pods import IDLE, PodRecord
 from firepool_broker.core.racks import ASSIGNED, RUNNING, STARTING, PoolRecord, Rack
 from firepool_broker.core.racks import HELD as HELD_PODS
 from firepool_broker.core.racks import IDLE as IDLE_PODS
@@ -87,11 +87,11 @@ def _single_use_deficit(pool: PoolRecord) -> int:
 def _create(s: State, pool: PoolRecord, warm: int, single: int) -> int:
     """Order pods, the kind whose first job waits longer first; all share ceiling and token bucket."""
     if s.now < pool.create_not_before:
-        s.timers.arm(pool, pool.create_not_before)
+        s.timers.arm_by(pool, pool.create_not_before)
         return 0
     room = max(0, pool.ceiling - pool.physical)
     if single and room and not pool.tokens:
-        s.timers.arm(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
+        s.timers.arm_by(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
     budget = min(room, pool.tokens)
     first_single = min(single, budget) if _single_use_first(pool, warm) else min(single, max(0, budget - warm))
     total = first_single + min(warm, budget - first_single)
@@ -99,7 +99,7 @@ def _create(s: State, pool: PoolRecord, warm: int, single: int) -> int:
         fleet.create(s, pool, single_use=number < first_single)
     pool.tokens -= total
     if total < min(room, warm + single):
-        s.timers.arm(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
+        s.timers.arm_by(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
     return total
 
 
@@ -116,13 +116,10 @@ def _break_holds(s: State, pool: PoolRecord, counts: scaler.Counts, single: int)
         return
     deficit = scaler.demand_deficit(counts) + single
     if not pool.tokens and scaler.physical(counts) < counts.ceiling:
-        s.timers.arm(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
+        s.timers.arm_by(pool, pool.tokens_from + pool.pool.reconcile_interval_s)
     blocked = scaler.blocked(counts, deficit)
-    if not blocked or not pool.rack.held:
-        return
-    later = holds.break_some(s, pool, blocked)
-    if later is not None:
-        s.timers.arm(pool, later)
+    if blocked and pool.rack.counts[HELD_PODS]:
+        holds.break_some(s, pool, blocked)
 
 
 def _scale_down(s: State, pool: PoolRecord, remove: int) -> bool:
@@ -179,9 +176,8 @@ def _retire_from(s: State, rack: Rack, limit: int, why: str) -> int:
         if pod.state is IDLE and not pod.single_use:
             fleet.retire(s, pod, why)
             done += 1
-    while done < limit and rack.held:
-        pod = next(iter(rack.held))
-        assert pod.state is HELD
-        fleet.retire(s, pod, why)
-        done += 1
+    for shelf in list(rack.shelves.values()) if done < limit and rack.counts[HELD_PODS] else ():
+        for pod in list(shelf.all)[: limit - done]:
+            fleet.retire(s, pod, why)
+            done += 1
     return done

@@ -146,7 +146,7 @@ def _release(s: State, lease: Lease, rank: int) -> None:
         fleet.retire(s, pod, "retires after this job")
         s.untended[pod.rack.pool] = None
         return
-    s.timers.disarm(pod)
+    pod.strikes, pod.unreachable_since = 0, 0.0
     s.tracker.reset(pod)
     s.emit(ResetPod(pod.name, lease.attempt))
 
@@ -244,7 +244,7 @@ def end_commit_failed(s: State, event: EndCommitFailed) -> None:
     job = s.jobs.get(job_of(event.attempt))
     if job is None or job.end is None or job.end.attempt != event.attempt:
         return
-    s.story.note(job.id, f"end not written: {event.failure.code}")
+    s.story.note(job, f"end not written: {event.failure.code}")
     job.end_again = s.now + min(_AGAIN_LAST_S, _AGAIN_FIRST_S * 2.0 ** min(job.end_failures, 10))
     job.end_failures += 1
     s.timers.arm(job, job.due())
@@ -284,7 +284,7 @@ def _hold(s: State, pod: PodRecord, settling: bool) -> None:
     if pod.lease is None and pod.hold_deadline:
         released, deadline = pod.released_at, pod.hold_deadline
     s.tracker.hold(pod, released, deadline, settling=settling)
-    s.timers.arm(pod, deadline)
+    s.timers.arm_by(pod, deadline)
     s.emit(MarkReleased(pod.name, released, deadline))
 
 
@@ -304,3 +304,5 @@ def settled(s: State, event: PodSettled) -> None:
         s.tracker.settle(pod)
         if pod.owner is not None:
             s.feed_owner(pod.rack.pool, pod.owner)
+        if pod.rack.stale:
+            s.untended[pod.rack.pool] = None

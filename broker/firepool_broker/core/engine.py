@@ -296,7 +296,9 @@ class Engine:
 
     def story_of(self, job_or_pod: str) -> list[str]:
         """What happened to a job or a pod, oldest first, each with its cause."""
-        return self._state.story.of(job_or_pod)
+        s = self._state
+        record = s.jobs.get(JobId(job_or_pod)) or s.tracker.pods.get(PodName(job_or_pod))
+        return s.story.of(job_or_pod, record)
 
     def pool_views(self) -> list[views.PoolView]:
         """Every pool with its counts."""

@@ -49,7 +49,7 @@ def explain(s: State, job: JobRecord, now: float) -> Explanation:
         why_not_warmer=job.why.value if job.why is not None else "",
         holders=_holders(s, job.pool) if waits else (),
         waiting_s=max(0.0, now - job.at_queued) if waits else 0.0,
-        story=tuple(s.story.of(job.id)),
+        story=tuple(s.story.of(job.id, job)),
     )
 
 

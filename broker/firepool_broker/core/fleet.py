@@ -39,6 +39,6 @@ def create(s: State, pool: PoolRecord, *, single_use: bool = False) -> None:
 def retire(s: State, pod: PodRecord, why: str) -> None:
     """Delete the pod off the critical path. What still runs on it stays its lease's until it is verified gone."""
     s.tracker.retire(pod, s.now)
-    s.story.note(pod.name, why)
+    s.story.note(pod, why)
     s.timers.arm(pod, s.now + DELETE_AGAIN_S)
     s.emit(DeletePod(pod.name, why))

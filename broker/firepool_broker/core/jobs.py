@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from firepool_broker.core.asks import Ask, Failure
 from firepool_broker.core.effects import CommitEnd
 from firepool_broker.core.ids import JobId
-from firepool_broker.core.timers import Timed
+from firepool_broker.core.records import Record
 from firepool_wire.words import JobState, Path, WhyNotWarmer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Row(IntEnum):
     STORED = 2
 
 
-class JobRecord(Timed):
+class JobRecord(Record):
     """One job. Its timer is the earliest of its deadlines (`starts.rearm`)."""
 
     __slots__ = (
@@ -75,6 +75,7 @@ class JobRecord(Timed):
         "lease",
         "lost_commits",
         "not_before",
+        "plain",
         "pods",
         "pool",
         "queue_until",
@@ -87,17 +88,23 @@ class JobRecord(Timed):
         "usage",
         "version",
         "waits_for",
+        "wanted",
         "why",
     )
 
     def __init__(self, ask: Ask, pool: "PoolRecord", usage: "Usage", strength: int = 0) -> None:
         self.slot = 0
-        self.id: JobId = ask.job
+        self.noted = -1
+        self.name = self.id = ask.job
         self.ask = ask
         self.pool = pool
         self.usage = usage
         self.pods = ask.pods
         self.single_use = ask.single_use
+        #: One shared pod: the common case, told apart once.
+        self.plain = ask.pods == 1 and not ask.single_use
+        #: Requirement set that its pod had best have installed ("" = none).
+        self.wanted = ask.requirements
         self.key: ReuseKey = (ask.queue, ask.tag)
         #: Isolation that its pods must at least have (`words.STRENGTH`).
         self.strength = strength

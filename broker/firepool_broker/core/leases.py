@@ -44,79 +44,61 @@ class Part(IntEnum):
     VERIFIED = 5
 
 
+_HOLD_ONE = (False,)
+
+
 class Lease:
     """A claimed pod set and the attempt that has it."""
 
-    __slots__ = (
-        "at_claimed",
-        "at_committed",
-        "at_ended",
-        "at_first",
-        "at_launched",
-        "at_prepared",
-        "attempt",
-        "cause",
-        "cause_exit",
-        "cause_rank",
-        "dedicated",
-        "exits",
-        "insert",
-        "job",
-        "open",
-        "parts",
-        "path",
-        "phase",
-        "pods",
-        "prepared",
-        "retire_after",
-        "run_by",
-        "start_by",
-        "started",
-        "stop_by",
-        "unverified",
-        "why",
-    )
+    #: Why a warmer path was closed to this claim; the job keeps only the first such reason.
+    why: WhyNotWarmer | None = None
+    phase = Phase.PREPARING
+    #: Written once, already running: the start inserts the row.
+    insert = False
+    #: Parts that are prepared, and parts that run user code.
+    prepared = 0
+    started = 0
+    #: First failure of any part, its rank and exit: what the whole attempt ends as.
+    cause: Failure | None = None
+    cause_rank = -1
+    cause_exit: Exit | None = None
+    #: When the first instruction must have come on every pod, and when the run must be over; 0 = unbounded.
+    start_by = 0.0
+    run_by = 0.0
+    #: When pods that did not confirm a stop are deleted; 0 = no stop was asked for.
+    stop_by = 0.0
+    #: Milestones on the engine's clock; 0 = not reached.
+    at_prepared = 0.0
+    at_committed = 0.0
+    at_launched = 0.0
+    at_first = 0.0
+    at_ended = 0.0
 
+    # Defaults live on the class and only what differs on the instance: a lease is made for every job, and filling 25
+    # slots would cost as much as finding its pod.
     def __init__(
-        self, job: "JobRecord", attempt: AttemptId, pods: "list[PodRecord]", path: Path, retire_after: tuple[bool, ...]
+        self,
+        job: "JobRecord",
+        attempt: AttemptId,
+        pods: "list[PodRecord]",
+        now: float,
     ) -> None:
         count = len(pods)
         self.job = job
         self.attempt = attempt
         #: In rank order; rank 0 is the coordinator.
         self.pods = pods
-        self.path = path
-        #: Why a warmer path was closed to this claim; the job keeps only the first such reason.
-        self.why: WhyNotWarmer | None = None
+        self.path = Path.WARM
         #: Boundary decision per pod, taken at claim time (spec §3).
-        self.retire_after = retire_after
+        self.retire_after: tuple[bool, ...] = _HOLD_ONE
         #: Per pod: it was made for single-use jobs, so an undone claim leaves it so.
-        self.dedicated: list[bool] = []
-        self.phase = Phase.PREPARING
-        #: Written once, already running: the start inserts the row.
-        self.insert = False
+        self.dedicated: tuple[bool, ...] = _HOLD_ONE
         self.parts: list[Part] = [Part.CLAIMED] * count
         self.exits: list[Exit | None] = [None] * count
-        self.prepared = 0
-        self.started = 0
         #: Parts that are not over, and parts whose process tree is not proven gone.
         self.open = count
         self.unverified = count
-        #: First failure of any part, its rank and exit: what the whole attempt ends as.
-        self.cause: Failure | None = None
-        self.cause_rank = -1
-        self.cause_exit: Exit | None = None
-        #: When the first instruction must have come on every pod, and when the run must be over; 0 = unbounded.
-        self.start_by = 0.0
-        self.run_by = 0.0
-        #: When pods that did not confirm a stop are deleted; 0 = no stop was asked for.
-        self.stop_by = 0.0
-        self.at_claimed = 0.0
-        self.at_prepared = 0.0
-        self.at_committed = 0.0
-        self.at_launched = 0.0
-        self.at_first = 0.0
-        self.at_ended = 0.0
+        self.at_claimed = now
 
     def __repr__(self) -> str:
         return f"<lease {self.attempt} {self.phase.name} open={self.open}>"

@@ -38,7 +38,9 @@ def on_ready(s: State, event: PodReady) -> None:
         _hopeless(s, pool, _too_weak(pool, pod))
         return
     s.tracker.ready(pod, s.now)
-    if not pod.single_use:
+    if pod.single_use:
+        s.timers.disarm(pod)
+    else:
         s.timers.arm(pod, s.now + pool.pool.idle_timeout_s)
     admission.doom_too_isolated(s, pool)
     s.feed(pool)
@@ -51,7 +53,7 @@ def on_create_failed(s: State, event: PodCreateFailed) -> None:
     if pod is None:
         return
     pool = pod.rack.pool
-    s.story.note(pod.name, f"{event.failure.code}: {event.failure.message}")
+    s.story.note(pod, f"{event.failure.code}: {event.failure.message}")
     s.tracker.gone(pod)
     _creation_failed(s, pool)
     if not event.failure.retryable and not pool.physical:
@@ -68,7 +70,7 @@ def on_gone(s: State, event: PodGone) -> None:
     if pod.state is STARTING:
         _creation_failed(s, pool)
     if event.why:
-        s.story.note(pod.name, event.why)
+        s.story.note(pod, event.why)
     s.tracker.gone(pod)
     if lease is not None:
         endings.pod_gone(s, lease, rank, event)
@@ -83,7 +85,7 @@ def on_unreachable(s: State, event: PodUnreachable) -> None:
     pod = s.tracker.pods.get(event.pod)
     if pod is None:
         return
-    s.story.note(pod.name, f"unreachable: {event.why}")
+    s.story.note(pod, f"unreachable: {event.why}")
     state = pod.state
     if state in (IDLE, HELD):
         retire(s, pod, f"its agent does not answer: {event.why}")
@@ -92,7 +94,7 @@ def on_unreachable(s: State, event: PodUnreachable) -> None:
         pod.strikes += 1
         if not pod.unreachable_since:
             pod.unreachable_since = s.now
-            s.timers.arm(pod, s.now + SILENT_S)
+            s.timers.arm_by(pod, s.now + SILENT_S)
         if pod.strikes >= STRIKES_TO_QUARANTINE:
             pod.doomed = True
 
@@ -104,43 +106,55 @@ def on_reachable(s: State, name: PodName) -> None:
         return
     pod.strikes = 0
     pod.unreachable_since = 0.0
-    if pod.state in (ASSIGNED, RUNNING):
-        s.timers.disarm(pod)
-    elif pod.state is RETIRING and pod.lease is not None:
+    if pod.state is RETIRING and pod.lease is not None:
         endings.ask_again(s, pod.lease, pod)
 
 
 def on_timer(s: State, pod: PodRecord) -> None:
-    """The time that the pod's state waits for has come."""
+    """The pod's timer fired: it may have been armed for an earlier state, so look whether anything is due."""
+    knobs = pod.rack.pool.pool
     state = pod.state
+    if state is STARTING:
+        due = pod.created_at + knobs.pod_start_timeout_s
+    elif state is IDLE:
+        due = pod.ready_at + knobs.idle_timeout_s
+    elif state is HELD:
+        due = pod.hold_deadline
+    elif state is RETIRING:
+        due = pod.deleted_at + DELETE_AGAIN_S
+    elif pod.unreachable_since:
+        due = pod.unreachable_since + SILENT_S
+    else:
+        return
+    if due > s.now:
+        s.timers.arm(pod, due)
+    else:
+        _too_long(s, pod)
+
+
+def _too_long(s: State, pod: PodRecord) -> None:
+    """What the pod waited for did not happen in time."""
     pool = pod.rack.pool
+    state = pod.state
     if state is STARTING:
         retire(s, pod, f"not ready within {pool.pool.pod_start_timeout_s:g} s")
         _creation_failed(s, pool)
     elif state is IDLE:
-        _keep_alive_over(s, pod)
+        s.tracker.expire_idle(pod)
+        s.untended[pool] = None
     elif state is HELD:
         if not pod.rack.stale:
             retire(s, pod, "hold expired")
         s.untended[pool] = None
     elif state is RETIRING:
+        pod.deleted_at = s.now
         s.timers.arm(pod, s.now + DELETE_AGAIN_S)
         s.emit(DeletePod(pod.name, "not confirmed gone yet"))
-    elif pod.unreachable_since:
-        if pod.strikes >= STRIKES_TO_QUARANTINE:
-            retire(s, pod, f"silent for {s.now - pod.unreachable_since:.0f} s")
-        else:
-            s.timers.arm(pod, s.now + SILENT_S)
-
-
-def _keep_alive_over(s: State, pod: PodRecord) -> None:
-    pool = pod.rack.pool
-    due = pod.ready_at + pool.pool.idle_timeout_s
-    if due > s.now:
-        s.timers.arm(pod, due)
-        return
-    s.tracker.expire_idle(pod)
-    s.untended[pool] = None
+    elif pod.strikes >= STRIKES_TO_QUARANTINE:
+        retire(s, pod, f"silent for {s.now - pod.unreachable_since:.0f} s")
+    else:
+        pod.unreachable_since = s.now
+        s.timers.arm(pod, s.now + SILENT_S)
 
 
 def _creation_failed(s: State, pool: PoolRecord) -> None:

@@ -6,7 +6,7 @@ Diagrams in the docs are drawn from `EDGES`.
 from typing import TYPE_CHECKING
 
 from firepool_broker.core.ids import Caller, Card, PodName, Queue, ReuseTag
-from firepool_broker.core.timers import Timed
+from firepool_broker.core.records import Record
 from firepool_wire.words import PodState
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ NEXT: dict[PodState, frozenset[PodState]] = {
 }
 
 
-class PodRecord(Timed):
+class PodRecord(Record):
     """One pod. Its timer means: ready in time (starting), keep-alive (idle), hold (held), unreachable (in use)."""
 
     __slots__ = (
@@ -71,7 +71,6 @@ class PodRecord(Timed):
         "key",
         "layers",
         "lease",
-        "name",
         "owner",
         "rack",
         "rank",
@@ -87,7 +86,8 @@ class PodRecord(Timed):
 
     def __init__(self, name: PodName, rack: "Rack", created_at: float, single_use: bool = False) -> None:
         self.slot = 0
-        self.name = name
+        self.noted = -1
+        self.name: PodName = name
         #: Pool and template digest that the pod was made from.
         self.rack = rack
         self.state = STARTING

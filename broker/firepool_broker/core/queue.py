@@ -149,6 +149,10 @@ class PoolQueue:
         elif was_head and not lane.parked:
             self._enter(lane)
 
+    def usage_of(self, caller: Caller) -> "Usage":
+        """The usage of a caller that has a lane here."""
+        return next(iter(next(iter(self.by_caller[caller].values())))).usage
+
     def of_owner(self, caller: Caller, keys: "Iterable[ReuseKey | None]") -> list[Lane]:
         """The caller's warm lanes that a held pod of one of these keys may serve, first in order first."""
         boundaries = self.by_caller.get(caller)

@@ -11,7 +11,7 @@ from firepool_broker.core.ids import Caller, Sku, TemplateDigest
 from firepool_broker.core.pods import PodRecord, ReuseKey
 from firepool_broker.core.pools import Pool
 from firepool_broker.core.queue import PoolQueue
-from firepool_broker.core.timers import Timed
+from firepool_broker.core.records import Record
 from firepool_wire.words import PodState
 
 #: Indexes of `Rack.counts`, the disjoint scaler categories of a current-template pod (spec §6).
@@ -76,7 +76,7 @@ class Shelf:
 class Rack:
     """All pods of one SKU and one template digest."""
 
-    __slots__ = ("counts", "expired", "held", "idle", "pool", "shelves", "template")
+    __slots__ = ("counts", "expired", "idle", "pool", "shelves", "template")
 
     def __init__(self, pool: "PoolRecord", template: TemplateDigest) -> None:
         self.pool = pool
@@ -88,8 +88,6 @@ class Rack:
         #: Never-used pods, longest ready first; an entry is void unless its pod is idle.
         self.idle: deque[PodRecord] = deque()
         self.shelves: dict[Caller, Shelf] = {}
-        #: Held pods, longest released first (for hold breaking and draining).
-        self.held: dict[PodRecord, None] = {}
 
     def shelf(self, owner: Caller) -> Shelf:
         """The owner's shelf, made on first use."""
@@ -109,16 +107,18 @@ class Rack:
         return sum(self.counts)
 
 
-class PoolRecord(Timed):
+class PoolRecord(Record):
     """One SKU's pool: its knobs, racks, queue and counts. Its timer is the controller's next look at it."""
 
     __slots__ = (
+        "break_not_before",
         "ceiling",
         "create_failures",
         "create_not_before",
         "dedicated",
         "draining",
         "floor",
+        "hold_s",
         "matched",
         "physical",
         "pool",
@@ -137,6 +137,8 @@ class PoolRecord(Timed):
 
     def __init__(self, pool: Pool) -> None:
         self.slot = 0
+        self.noted = -1
+        self.name = pool.sku
         self.pool = pool
         self.racks: dict[TemplateDigest, Rack] = {}
         self.rack = Rack(self, pool.template)
@@ -153,6 +155,8 @@ class PoolRecord(Timed):
         self.draining = 0
         #: Σ over owners of min(held, queued) in the current rack (audit F1).
         self.matched = 0
+        #: When holds may next be looked at for breaking.
+        self.break_not_before = 0.0
         self.removed = False
         #: Isolation of the newest ready pod; None before the first.
         self.strength_seen: int | None = None
@@ -170,6 +174,7 @@ class PoolRecord(Timed):
         self.processors = pool.shape.processors
         self.ceiling = pool.max_pods
         self.floor = pool.min_count
+        self.hold_s = pool.hold_s
 
     @property
     def sku(self) -> Sku:

@@ -55,7 +55,7 @@ def _job(s: State, found: FoundJob, bound: dict[PodName, Binding], places: _Plac
     s.jobs[ask.job] = job
     job.state, job.row, job.version, job.accepted = found.state, Row.STORED, found.version, True
     job.retry_count, job.infra_retries = found.retry_count, found.infra_retries
-    s.story.note(job.id, f"found {found.state}")
+    s.story.note(job, f"found {found.state}")
     if ask.client_lease_s is not None:
         job.client_until = s.now + ask.client_lease_s
     if found.cancel_requested:
@@ -85,8 +85,9 @@ def _lease(s: State, job: JobRecord, found: FoundJob, bound: dict[PodName, Bindi
     names = found.pods or (PodName(f"{job.id} without a binding"),)
     stand_ins = [PodRecord(name, job.pool.rack, s.now) for name in names]
     flags = tuple(found.retire_after or (name in bound and bound[name].retire_after) for name in names)
-    lease = Lease(job, attempt, stand_ins, found.path or witnesses.UNKNOWN_PATH, flags)
-    lease.dedicated = [False] * len(names)
+    lease = Lease(job, attempt, stand_ins, s.now)
+    lease.path, lease.retire_after = found.path or witnesses.UNKNOWN_PATH, flags
+    lease.dedicated = (False,) * len(names)
     lease.phase = Phase.RUNNING
     lease.cause = job.cancel
     lease.at_claimed = lease.at_committed = found.started_at if found.started_at is not None else s.now
@@ -177,7 +178,7 @@ def probed(s: State, event: AttemptProbed) -> None:
         return
     lease, rank = place
     pod = lease.pods[rank]
-    s.story.note(lease.job.id, f"{event.pod}: {event.verdict}")
+    s.story.note(lease.job, f"{event.pod}: {event.verdict}")
     match event.verdict:
         case "live":
             _live(s, lease, pod)

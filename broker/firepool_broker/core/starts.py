@@ -93,7 +93,7 @@ def prepare_failed(s: State, event: LeasePrepareFailed) -> None:
     lease = s.leases.get(event.attempt)
     if lease is None or lease.phase is not Phase.PREPARING:
         return
-    s.story.note(lease.job.id, f"lease not prepared on {event.pod}: {event.failure.code}")
+    s.story.note(lease.job, f"lease not prepared on {event.pod}: {event.failure.code}")
     for pod in lease.pods:
         if pod.lease is lease and pod.state is ASSIGNED:
             pod.doomed = True
@@ -111,7 +111,7 @@ def undo(s: State, lease: Lease) -> None:
     members = [pod for pod in lease.pods if pod.lease is lease and pod.state is ASSIGNED]
     del s.leases[lease.attempt]
     job.lease = None
-    s.story.note(job.id, "claim undone")
+    s.story.note(job, "claim undone")
     claims.give_back(s.tracker, lease)
     for pod in members:
         s.emit(AbandonLease(lease.attempt, pod.name))
@@ -130,10 +130,10 @@ def _back(s: State, pod: PodRecord) -> None:
         if pod.hold_deadline <= s.now and not pod.rack.stale:
             fleet.retire(s, pod, "hold expired")
         else:
-            s.timers.arm(pod, pod.hold_deadline)
+            s.timers.arm_by(pod, pod.hold_deadline)
             s.feed_owner(pool, pod.owner)
     elif not pod.single_use:
-        s.timers.arm(pod, pod.ready_at + pool.pool.idle_timeout_s)
+        s.timers.arm_by(pod, pod.ready_at + pool.pool.idle_timeout_s)
 
 
 def freed(s: State, usage: Usage) -> None:
@@ -202,7 +202,7 @@ def commit_lost(s: State, event: CommitLost) -> None:
     if lease is None or lease.phase not in (Phase.COMMITTING, Phase.SETTLING):
         return
     job = lease.job
-    s.story.note(job.id, f"commit lost: {event.failure.code}")
+    s.story.note(job, f"commit lost: {event.failure.code}")
     if lease.insert:
         job.row = Row.NONE
     # The store may be down: do not claim and lose again at once.

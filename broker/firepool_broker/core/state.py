@@ -90,9 +90,9 @@ class State:
     def move(self, job: JobRecord, to: JobState) -> None:
         """Take an edge of the job's table."""
         if (job.state, to) not in EDGES:
-            raise InvalidTransition(f"job {job.id}: no edge {job.state} -> {to}", self.story.of(job.id))
+            raise InvalidTransition(f"job {job.id}: no edge {job.state} -> {to}", self.story.of(job.id, job))
         job.state = to
-        self.story.note(job.id, to)
+        self.story.note(job, to)
 
     def lease_of(self, attempt: AttemptId, pod: PodName) -> tuple[Lease, int] | None:
         """The live lease of an attempt and the pod's rank in it; None for late answers of old attempts (S41)."""

@@ -9,18 +9,10 @@ deadline itself. Each record has at most one timer: what it means follows from t
 from heapq import heappop, heappush
 from math import ceil, inf
 
+from firepool_broker.core.records import Record
+
 #: Slots per second: a power of two, so that whole seconds are exact in floats.
 SLOTS_PER_S = 16
-
-
-class Timed:
-    """Base of records that may wait for a time."""
-
-    __slots__ = ("slot",)
-
-    def __init__(self) -> None:
-        #: Index of the wheel's slot that holds this record; 0 = none.
-        self.slot = 0
 
 
 class Timers:
@@ -29,10 +21,10 @@ class Timers:
     __slots__ = ("_order", "_slots")
 
     def __init__(self) -> None:
-        self._slots: dict[int, dict[Timed, None]] = {}
+        self._slots: dict[int, dict[Record, None]] = {}
         self._order: list[int] = []
 
-    def arm(self, record: Timed, due: float) -> None:
+    def arm(self, record: Record, due: float) -> None:
         """Fire the record at `due` (seconds on the engine's clock), instead of whenever it was due before."""
         if due == inf:
             self.disarm(record)
@@ -53,15 +45,23 @@ class Timers:
             slot[record] = None
         record.slot = index
 
-    def disarm(self, record: Timed) -> None:
+    def arm_by(self, record: Record, due: float) -> None:
+        """Fire the record at `due` or, if it is armed for an earlier time, then: it will look at its deadline and arm anew.
+
+        A pod in a loop of jobs so moves its timer once per hold time, not once per job.
+        """
+        if not record.slot or record.slot > due * SLOTS_PER_S:
+            self.arm(record, due)
+
+    def disarm(self, record: Record) -> None:
         """Forget the record's timer, if it has one."""
         if record.slot:
             del self._slots[record.slot][record]
             record.slot = 0
 
-    def due(self, now: float, limit: int) -> list[Timed]:
+    def due(self, now: float, limit: int) -> list[Record]:
         """Take up to `limit` records whose time has come; the rest stay due."""
-        taken: list[Timed] = []
+        taken: list[Record] = []
         last = now * SLOTS_PER_S
         order = self._order
         while order and order[0] <= last and len(taken) < limit:

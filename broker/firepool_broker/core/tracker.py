@@ -84,7 +84,7 @@ class Tracker:
     def add(self, pod: PodRecord) -> None:
         """A pod that starts."""
         if pod.name in self.pods:
-            raise InvalidTransition(f"pod {pod.name} exists already", self.story.of(pod.name))
+            raise InvalidTransition(f"pod {pod.name} exists already", self.story.of(pod.name, pod))
         self.pods[pod.name] = pod
         pool = pod.rack.pool
         pool.physical += 1
@@ -93,7 +93,7 @@ class Tracker:
             pool.single_starting += 1
         else:
             pod.rack.counts[_STARTING] += 1
-        self.story.note(pod.name, "starting")
+        self.story.note(pod, "starting")
 
     def ready(self, pod: PodRecord, now: float) -> None:
         """Its agent answered: never used, claimable (by its own job only when single-use)."""
@@ -135,7 +135,6 @@ class Tracker:
         assert pod.owner is not None
         shelf = rack.shelves[pod.owner]
         shelf.take(pod)
-        del rack.held[pod]
         counts = rack.counts
         counts[_HELD] -= 1
         counts[_ASSIGNED] += 1
@@ -172,7 +171,7 @@ class Tracker:
     def run(self, pod: PodRecord, owner: Caller, key: ReuseKey) -> None:
         """The start is committed: from now on the pod is its caller's for life (S10)."""
         if pod.owner is not None and pod.owner != owner:
-            raise InvalidTransition(f"pod {pod.name} of {pod.owner} was given to {owner}", self.story.of(pod.name))
+            raise InvalidTransition(f"pod {pod.name} of {pod.owner} was given to {owner}", self.story.of(pod.name, pod))
         self._edge(pod, RUNNING)
         pod.owner = owner
         pod.key = key
@@ -200,7 +199,6 @@ class Tracker:
         pod.hold_deadline = deadline
         pod.settling = settling
         assert pod.owner is not None
-        pod.rack.held[pod] = None
         if not settling:
             pod.rack.shelf(pod.owner).put(pod)
 
@@ -276,14 +274,14 @@ class Tracker:
     def _edge(self, pod: PodRecord, to: PodState) -> None:
         state = pod.state
         if to not in NEXT[state]:
-            raise InvalidTransition(f"pod {pod.name}: no edge {state} -> {to}", self.story.of(pod.name))
+            raise InvalidTransition(f"pod {pod.name}: no edge {state} -> {to}", self.story.of(pod.name, pod))
         pod.state = to
-        self.story.note(pod.name, to)
+        self.story.note(pod, to)
 
     def _adopt(self, pod: PodRecord, state: PodState) -> None:
         """Recovery: a pod enters the table in the state it was found in."""
         if pod.name in self.pods:
-            raise InvalidTransition(f"pod {pod.name} exists already", self.story.of(pod.name))
+            raise InvalidTransition(f"pod {pod.name} exists already", self.story.of(pod.name, pod))
         self.pods[pod.name] = pod
         pool = pod.rack.pool
         pool.physical += 1
@@ -291,13 +289,11 @@ class Tracker:
             pool.single_use += 1
         pod.state = state
         pod.ready_at = pod.created_at
-        self.story.note(pod.name, f"found {state}")
+        self.story.note(pod, f"found {state}")
 
     def _bind(self, pod: PodRecord, lease: Lease, rank: int) -> None:
         pod.lease = lease
         pod.rank = rank
-        if pod.slot:
-            self.timers.disarm(pod)
         for card in pod.cards:
             self.serving[card] = pod
 
@@ -310,7 +306,6 @@ class Tracker:
         rack = pod.rack
         shelf = rack.shelf(owner)
         rack.counts[_HELD] += 1
-        rack.held[pod] = None
         shelf.put(pod)
         self._held_more(rack, shelf)
 
@@ -339,8 +334,6 @@ class Tracker:
         if state is IDLE and pod.expired:
             pod.expired = False
             rack.expired -= 1
-        elif state is HELD:
-            del rack.held[pod]
         if state in (HELD, RESETTING):
             assert pod.owner is not None
             shelf = rack.shelves[pod.owner]
