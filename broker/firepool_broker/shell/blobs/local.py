@@ -1,4 +1,4 @@
-"""`ports.BlobStore` in a directory of this machine: `<root>/<caller's scope>/<2 hex>/<64 hex>`.
+"""`ports.BlobStore` in a directory of this machine: `<root>/<caller's scope>/<64 hex>`.
 
 Small reads run on the event loop (they come from the page cache: 20 µs, a thread hop costs more); everything that can wait
 for the disk runs in a few worker threads.
@@ -139,9 +139,8 @@ class LocalBlobs:
 
     def _sweep(self, keep: Container[str], before: float) -> Swept:
         files = size = 0
-        for path in self._root.glob("*/??/*"):
-            key = path.relative_to(self._root).as_posix()
-            if key in keep:
+        for path in self._root.glob("*/*"):
+            if path.parent == self._aside or path.relative_to(self._root).as_posix() in keep:
                 continue
             with self._ages, suppress(FileNotFoundError):
                 found = path.stat()

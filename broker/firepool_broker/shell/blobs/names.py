@@ -21,9 +21,13 @@ def scope(caller: str) -> str:
 
 
 def key(caller: str, digest: str) -> str | None:
-    """`<scope>/<2 hex>/<64 hex>`; None for what is no digest."""
+    """`<scope>/<64 hex>`; None for what is no digest.
+
+    No further folders: file systems of today do not mind a million names in one, and making a folder durable costs more
+    than the blob in it.
+    """
     match = _DIGEST.fullmatch(digest)
-    return None if match is None else f"{scope(caller)}/{match[1][:2]}/{match[1]}"
+    return None if match is None else f"{scope(caller)}/{match[1]}"
 
 
 def must_be_digest(digest: str) -> None:
