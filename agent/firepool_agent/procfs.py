@@ -5,6 +5,7 @@ cannot read is skipped. Any room of the agent may call this one.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -103,6 +104,10 @@ class IpcObject(NamedTuple):
     uid: int
 
 
+#: Heading of the column that holds the ids.
+_ID_HEADINGS = {"shm": "shmid", "sem": "semid", "msg": "msqid"}
+
+
 def parse_sysvipc(kind: str, text: str) -> list[IpcObject]:
     """The table of /proc/sysvipc/<kind>; columns are found by their heading."""
     lines = text.splitlines()
@@ -110,7 +115,7 @@ def parse_sysvipc(kind: str, text: str) -> list[IpcObject]:
         return []
     heads = lines[0].split()
     try:
-        id_column, uid_column = heads.index(f"{kind}id"), heads.index("uid")
+        id_column, uid_column = heads.index(_ID_HEADINGS[kind]), heads.index("uid")
     except ValueError:
         return []
     found = []
@@ -174,21 +179,24 @@ def listeners() -> set[Listener]:
     return found
 
 
-def parse_mounts(text: str) -> frozenset[str]:
-    """Mounts out of /proc/self/mountinfo as comparable words: place, root, type and source (ids change, these do not)."""
-    found = set()
+def parse_mounts(text: str) -> Counter[str]:
+    """Mounts out of /proc/self/mountinfo as comparable words: place, root, type and source (ids change, these do not).
+
+    Counted, since a mount over another of its own kind differs from it in nothing.
+    """
+    found: Counter[str] = Counter()
     for line in text.splitlines():
         head, dash, tail = line.partition(" - ")
         words, after = head.split(), tail.split()
         if dash and len(words) >= 6 and len(after) >= 2:
-            found.add(f"{words[4]} {words[3]} {after[0]} {after[1]}")
-    return frozenset(found)
+            found[f"{words[4]} {words[3]} {after[0]} {after[1]}"] += 1
+    return found
 
 
-def mounts() -> frozenset[str]:
+def mounts() -> Counter[str]:
     """Mounts of this mount namespace (empty where /proc is not there)."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
             return parse_mounts(f.read())
     except OSError:
-        return frozenset()
+        return Counter()

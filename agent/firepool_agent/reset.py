@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ _SETTLE_S = 60.0
 class _Baseline:
     """The pod as it was when no job had ever run in it."""
 
-    mounts: frozenset[str] = frozenset()
+    mounts: Counter[str] = field(default_factory=Counter)
     listeners: frozenset[procfs.Listener] = frozenset()
     device_bytes: int | None = 0
     queues: frozenset[str] = frozenset()
@@ -150,7 +151,8 @@ class Resetter:
                 found.add("ipc", name, str(e))
 
     def _compare(self, slot: Slot | None, found: _Findings) -> None:
-        for line in procfs.mounts() ^ self._baseline.mounts if self._config.nested else ():
+        now, clean = procfs.mounts(), self._baseline.mounts
+        for line in (now - clean) + (clean - now) if self._config.nested else ():
             found.add("mount", line.split()[0], f"differs from the clean pod: {line}")
         if self._config.own_network:
             for listener in procfs.listeners() - self._baseline.listeners:

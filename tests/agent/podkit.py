@@ -19,13 +19,12 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
-from firepool_wire.nursery import PodConfig
-
 from firepool_agent import gpu, isolate
 from firepool_agent.cgroups import JobGroup
 from firepool_agent.janitor import Janitor
 from firepool_agent.reset import Resetter
 from firepool_agent.scratch import Scratch, Slot
+from firepool_wire.nursery import PodConfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CAN_NAMESPACE = sys.platform == "linux" and isolate.probe().level == "namespaces"
@@ -154,7 +153,9 @@ def serve(config: PodConfig) -> int:
 class Nest:
     """A nursery for one test (or module)."""
 
-    def __init__(self, *, env: dict[str, str] | None = None, serve: str = "tests.agent.podkit:serve", orphan_s: float = 60.0) -> None:
+    def __init__(
+        self, *, env: dict[str, str] | None = None, serve: str = "tests.agent.podkit:serve", orphan_s: float = 60.0
+    ) -> None:
         self.home = tempfile.mkdtemp(prefix="fp-home-")
         self.run_dir = tempfile.mkdtemp(prefix="fp-run-")
         command = [sys.executable, "-m", "firepool_agent.nursery", "--home", self.home, "--run", self.run_dir]
