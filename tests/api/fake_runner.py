@@ -244,24 +244,7 @@ class FakeRunner:
     async def _run(self, job: str, who: Identity, argv: list[str]) -> None:
         if argv[0] == "queue":
             return
-        start = StartAttempt(
-            job=job,
-            attempt=f"{job}:0",
-            version=self._versions[job],
-            token="t",
-            pods=("pod-1",),
-            path="warm",
-            why_not_warmer="",
-            retire_after=(False,),
-            caller=who.caller,
-            queue="default",
-            tag=None,
-            at=self.now(),
-        )
-        won = await self.store.write(start)
-        assert not isinstance(won, Lost), won
-        self._versions[job] = won.version
-        await self._tell(job)
+        await self._start(job, who.caller, 0)
         match argv:
             case ["wait"]:
                 return
@@ -279,6 +262,26 @@ class FakeRunner:
             case _:
                 raise AssertionError(argv)
 
+    async def _start(self, job: str, caller: str, attempt: int) -> None:
+        start = StartAttempt(
+            job=job,
+            attempt=f"{job}:{attempt}",
+            version=self._versions[job],
+            token="t",
+            pods=("pod-1",),
+            path="warm",
+            why_not_warmer="",
+            retire_after=(False,),
+            caller=caller,
+            queue="default",
+            tag=None,
+            at=self.now(),
+        )
+        won = await self.store.write(start)
+        assert not isinstance(won, Lost), won
+        self._versions[job] = won.version
+        await self._tell(job)
+
     def log(self, job: str, data: bytes, attempt: int = 0) -> None:
         self.logs.append(f"{job}:{attempt}", 0, 1, data, 0)
 
@@ -291,15 +294,24 @@ class FakeRunner:
         outputs: list[dict[str, Any]] | None = None,
         result: bytes | None = None,
         result_blob: str | None = None,
+        attempt: int = 0,
     ) -> None:
         state = JobState.SUCCEEDED if error is None else JobState.FAILED
         state = JobState.CANCELLED if isinstance(error, Cancelled) else state
-        await self._end(job, state, 0, error, code, outputs=outputs, result=result, result_blob=result_blob)
+        await self._end(
+            job, state, 0, error, code, attempt=attempt, outputs=outputs, result=result, result_blob=result_blob
+        )
         self._ends[job].set()
 
     async def requeue(self, job: str, attempt: int) -> None:
-        """End attempt number `attempt` and start the next."""
+        """End attempt number `attempt`; the job waits for its next."""
         await self._end(job, JobState.QUEUED, attempt + 1, None, 1, attempt=attempt)
+
+    async def restart(self, job: str, attempt: int) -> None:
+        """Start attempt number `attempt`."""
+        row = await self.row(job)
+        assert row is not None
+        await self._start(job, row.caller, attempt)
 
     async def _end(
         self,

@@ -21,7 +21,6 @@ from firepool_broker.shell.ports import Identity
 from firepool_broker.shell.store.database import Database
 from firepool_broker.shell.store.jobs import SqliteJobs
 from firepool_broker.shell.store.tokens import SqliteTokens
-
 from tests.api.fake_runner import FakeRunner
 
 #: Name of a token → whose it is.
