@@ -130,6 +130,16 @@ async def test_what_was_queued_is_committed_before_the_store_closes(tmp_path: Pa
         await store.write(insert("late"))
 
 
+async def test_an_impossible_write_hurts_nobody_else_of_its_group(bare: tuple[Writer, FailingDisk, Ledger]) -> None:
+    writer, _, _ = bare
+    nameless = start("d", version=0, pods=(None,))
+    group = (insert("a"), running("b"), end("b", retry_count=1 << 70), running("d", start=nameless), insert("c"))
+    answers = await asyncio.gather(*(writer.write(w) for w in group), return_exceptions=True)
+    assert [isinstance(a, StoreDown) for a in answers] == [False, False, True, True, False]
+    assert await writer.do(lambda c: c.execute("SELECT id FROM jobs ORDER BY n").fetchall()) == [("a",), ("b",), ("c",)]
+    assert outcomes([await writer.write(end("b"))]) == [2]
+
+
 JOBS = ["a", "b", "c"]
 attempts = st.integers(0, 2)
 writes = st.one_of(

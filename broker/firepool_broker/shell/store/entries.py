@@ -156,6 +156,6 @@ def _bindings(start: StartAttempt) -> tuple[Row, ...]:
 def _must_be_unicode(*texts: str | None) -> None:
     """JSON can carry half a surrogate pair, SQLite cannot."""
     try:
-        "".join(t for t in texts if t is not None).encode()
+        "".join([t for t in texts if t is not None]).encode()
     except UnicodeEncodeError as error:
         raise BadRequest(f"A text of the job is not valid Unicode: {error.reason} in {error.object!r}") from None

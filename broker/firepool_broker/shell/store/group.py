@@ -8,13 +8,23 @@ order, so that exactly the losers lose and learn why.
 import sqlite3
 from collections.abc import Sequence
 
-from firepool_broker.shell.rows import Lost, Won
+from firepool_broker.shell.rows import Lost, StoreDown, Won
 from firepool_broker.shell.store import statements
 from firepool_broker.shell.store.entries import Entry, Kind, placed
 from firepool_broker.shell.store.statements import Row
 from firepool_wire.words import JobState
 
-Answer = Won | Lost
+Answer = Won | Lost | StoreDown
+
+#: What a single impossible write raises (a number past 64 bits, a missing value), as opposed to a disk that fails.
+_IMPOSSIBLE = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+    ValueError,
+    OverflowError,
+)
 
 _STATEMENTS = {
     Kind.INSERT: statements.INSERT,
@@ -27,6 +37,13 @@ _STATEMENTS = {
 
 def all_at_once(connection: sqlite3.Connection, group: Sequence[Entry], seq: int) -> list[Answer] | None:
     """Apply the group, the first write at place `seq`; None: some write lost, the transaction must be rolled back."""
+    try:
+        return _all_at_once(connection, group, seq)
+    except _IMPOSSIBLE:
+        return None
+
+
+def _all_at_once(connection: sqlite3.Connection, group: Sequence[Entry], seq: int) -> list[Answer] | None:
     answers: dict[int, Answer] = {}
     for layer in _layers(group):
         for kind in Kind:
@@ -45,17 +62,26 @@ def all_at_once(connection: sqlite3.Connection, group: Sequence[Entry], seq: int
 
 
 def one_by_one(connection: sqlite3.Connection, group: Sequence[Entry], seq: int) -> list[Answer]:
-    """Apply the group write by write; a lost one changes nothing."""
+    """Apply the group write by write; one that is lost or impossible changes nothing."""
     answers: list[Answer] = []
     for i, item in enumerate(group):
-        versions = _apply(connection, item.kind, [placed(item, seq + i)])
-        if versions is None:
-            answers.append(_lost(connection, item))
-            continue
-        answers.append(Won(versions[0], seq + i))
-        if item.bindings:
-            statements.run(connection, statements.BIND, item.bindings)
+        connection.execute("SAVEPOINT alone")
+        try:
+            answers.append(_alone(connection, item, seq + i))
+        except _IMPOSSIBLE as error:
+            connection.execute("ROLLBACK TO alone")
+            answers.append(StoreDown(f"a write on job {item.job} is impossible: {error}"))
+        connection.execute("RELEASE alone")
     return answers
+
+
+def _alone(connection: sqlite3.Connection, item: Entry, seq: int) -> Answer:
+    versions = _apply(connection, item.kind, [placed(item, seq)])
+    if versions is None:
+        return _lost(connection, item)
+    if item.bindings:
+        statements.run(connection, statements.BIND, item.bindings)
+    return Won(versions[0], seq)
 
 
 def _apply(connection: sqlite3.Connection, kind: Kind, rows: list[Row]) -> list[int] | None:
