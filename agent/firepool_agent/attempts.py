@@ -109,6 +109,15 @@ class Attempts:
             self._spare = asyncio.ensure_future(self._parts.zygote.cell(slot))
         return self._spare
 
+    async def _take_spare(self) -> Cell:
+        """The waiting process; one that died with its zygote is replaced. Raises: Internal."""
+        while True:
+            cell = await asyncio.shield(self.make_spare())
+            self._spare = None
+            if cell.alive():
+                return cell
+            cell.discard()
+
     # -- calls ------------------------------------------------------------------------------------------------------
 
     async def prepare(self, attempt_id: str, message: Prepare) -> Prepared:
@@ -125,11 +134,10 @@ class Attempts:
         self._user_before = self._parts.journal.last_user
         self._parts.journal.prepared(attempt_id, user)
         try:
-            attempt.cell = await asyncio.shield(self.make_spare())
+            attempt.cell = await self._take_spare()
         except FirepoolError:
             self._undo(attempt)
             raise
-        self._spare = None
         attempt.prepared = Prepared(uid=attempt.cell.slot.uid, pid=attempt.cell.pid)
         return attempt.prepared
 
@@ -167,8 +175,17 @@ class Attempts:
             inputs = await Inputs.gather(self._parts, cell.slot, message)
             if attempt.stopped is not None:
                 raise attempt.stopped
-            work = Work(attempt.id, message, inputs.dropped_env, attempt.keep_dir, asked)
-            meter = Meter(self._parts.config, self._parts.group, cell.guard, message.memory_bytes)
+            config = self._parts.config
+            work = Work(
+                attempt=attempt.id,
+                launch=message,
+                dropped_env=inputs.dropped_env,
+                keep_dir=attempt.keep_dir,
+                asked_at_s=asked,
+                nested=config.nested,
+                guarded=config.nested or cell.slot.uid != 0,
+            )
+            meter = Meter(config, self._parts.group, cell.guard, message.memory_bytes)
             attempt.running = Running(cell, work, attempt.log, meter)
             attempt.state = State.RUNNING
             attempt.running.record.add_done_callback(lambda done: self._finish(attempt, done.result()))
@@ -247,6 +264,7 @@ class Attempts:
         report = self._parts.resetter.run(
             None if cell is None else cell.slot, 0 if cell is None else cell.guard, message.wait_s, self._helpers()
         )
+        report.layers = self._parts.layers.present()
         if report.clean:
             self._current = None
             asyncio.get_running_loop().call_soon(self.make_spare)
@@ -266,9 +284,12 @@ class Attempts:
         """Attempts that records are held of."""
         return list(self._known)
 
-    def running_id(self) -> str | None:
-        """The attempt whose process lives."""
-        return self._current.id if self._current is not None and self._current.state is State.RUNNING else None
+    def live(self) -> tuple[str | None, int, float]:
+        """The attempt whose process lives, with its memory and CPU seconds."""
+        attempt = self._current
+        if attempt is None or attempt.running is None or attempt.state is not State.RUNNING:
+            return None, 0, 0.0
+        return attempt.id, *attempt.running.usage()
 
     async def aclose(self) -> None:
         """End what runs and let go of the spare."""

@@ -49,6 +49,15 @@ class Cell:
     status: int
     closed: bool = field(default=False)
 
+    def alive(self) -> bool:
+        """Whether it still waits: a process that is gone has closed its end of the job socket."""
+        try:
+            return self.job.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def kill(self) -> None:
         """SIGKILL the guard, and with it everything in the attempt's PID namespace; elsewhere at least these two."""
         for pid in (self.guard, self.pid):

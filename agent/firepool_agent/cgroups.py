@@ -280,6 +280,18 @@ class JobGroup:
             else None
         )
 
+    def cache_bytes(self) -> int:
+        """Memory in use that the kernel could take back at once: file pages that nobody has to write first."""
+        try:
+            with open(f"{self._memory}/memory.stat") as f:
+                figures = parse_flat(f.read())
+        except OSError:
+            return 0
+        if self._memory_v2:
+            return figures.get("file", 0) - figures.get("shmem", 0) - figures.get("file_dirty", 0)
+        cache = figures.get("total_cache", 0) - figures.get("total_shmem", figures.get("shmem", 0))
+        return max(0, cache - figures.get("total_dirty", 0))
+
     def oom_kills(self) -> int | None:
         """Processes of jobs that the kernel killed for memory since the pod was made."""
         return _oom_kills(self._memory, self._memory_v2) if self._memory else None

@@ -5,7 +5,7 @@ readers follow from any offset. It stays until the broker acknowledged the attem
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from firepool_wire import frames
@@ -56,13 +56,13 @@ class EventLog:
             if not follower.done():
                 follower.set_result(None)
 
-    def follow(self, offset: int) -> AsyncIterator[bytes]:
+    def follow(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Frames from `offset` on, until END. Raises: BadRequest: no such offset."""
         if not 0 <= offset <= self.size:
             raise BadRequest(f"offset {offset} is not within the log of {self.size} bytes", field="from")
         return self._read(offset)
 
-    async def _read(self, offset: int) -> AsyncIterator[bytes]:
+    async def _read(self, offset: int) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         fd = os.dup(self._fd)  # the log may be dropped (acknowledged) while someone still reads it
         try:

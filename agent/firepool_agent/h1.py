@@ -6,7 +6,7 @@ does not know it refuses: other versions, chunked requests, heads over 16 KiB. R
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -55,7 +55,7 @@ class Request:
             raise BadRequest("the body is not a JSON object")
         return body
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body in pieces of at most 256 KiB. Raises: asyncio.IncompleteReadError: the peer left."""
         while self._left:
             data = await self._reader.read(min(self._left, 256 * 1024))
@@ -85,7 +85,7 @@ class Answer:
         body: bytes = b"{}",
         *,
         status: int = 200,
-        stream: AsyncIterator[bytes] | None = None,
+        stream: AsyncGenerator[bytes, None] | None = None,
         content_type: str = "application/json",
     ) -> None:
         self.status = status
@@ -167,7 +167,7 @@ class Server:
         assert answer.stream is not None
         gone = asyncio.ensure_future(request.peer_left())
         try:
-            async with aclosing(answer.stream) as stream:  # type: ignore[type-var]
+            async with aclosing(answer.stream) as stream:
                 while True:
                     step = asyncio.ensure_future(anext(stream, None))
                     await asyncio.wait({step, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._fd = -1
         #: Attempt id → {"user": {...}, "exit": {...} | None}.
         self.attempts: dict[str, dict[str, Any]] = {}
         #: Caller, person, queue and tag of the last prepared attempt; None = never used.
@@ -84,7 +85,7 @@ class Journal:
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(data)
         fresh.replace(self._path)
-        if hasattr(self, "_fd"):
+        if self._fd >= 0:
             os.close(self._fd)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = len(data)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 from urllib.parse import parse_qs, unquote
 
@@ -96,12 +96,12 @@ class Routes:
         )
 
     def _stats(self) -> Stats:
-        seen = list(procfs.processes())
+        attempt, rss_bytes, cpu_s = self._attempts.live()
         return Stats(
-            attempt=self._attempts.running_id(),
-            rss_bytes=self._parts.group.current_bytes() or 0,
-            cpu_s=0.0,
-            processes=len(seen),
+            attempt=attempt,
+            rss_bytes=rss_bytes,
+            cpu_s=cpu_s,
+            processes=len(procfs.pids()),
             disk_free_bytes=self._parts.scratch.free_bytes(),
         )
 
@@ -128,7 +128,7 @@ def _offset(query: str) -> int:
     return int(text)
 
 
-async def _file(fd: int) -> AsyncIterator[bytes]:
+async def _file(fd: int) -> AsyncGenerator[bytes, None]:
     try:
         while data := os.read(fd, _READ_BYTES):
             yield data

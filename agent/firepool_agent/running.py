@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from firepool_agent import isolate, outputs, stacks
+from firepool_agent import isolate, outputs, procfs, stacks
 from firepool_agent.cells import Cell
 from firepool_agent.eventlog import EventLog, exit_frame
 from firepool_agent.logs import STDERR, STDOUT, LogCap, Pipe
@@ -44,6 +44,10 @@ class Work:
     keep_dir: Path
     #: CLOCK_MONOTONIC when the launch was asked for: `start_timeout_s` counts from there.
     asked_at_s: float
+    #: The attempt has a PID namespace of its own: killing it is killing everything, and it cannot kill its guard.
+    nested: bool
+    #: It cannot signal its guard (own namespace or own user).
+    guarded: bool
 
 
 class Running:
@@ -66,6 +70,7 @@ class Running:
         self._launched_at_s: float | None = None
         self._first_at_s: float | None = None
         self._stopped: FirepoolError | None = None
+        self._delivered_first = False
         self._stop_signal = signal.SIGTERM
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,13 +164,20 @@ class Running:
         self.stop(StartTimeout(f"no first instruction within {limit_s:g} s of the launch", limit_s=limit_s), 0.0)
 
     async def _run_timeout(self, limit_s: float) -> None:
-        text = await self.stacks()
-        error = RunTimeout(f"the attempt ran longer than {limit_s:g} s", limit_s=limit_s, stacks=text or None)
-        self.stop(error, self._work.launch.grace_s)
+        error = RunTimeout(f"the attempt ran longer than {limit_s:g} s", limit_s=limit_s)
+        if self._decide(error):
+            # Asking may wake the program (a signal ends a `pause`); what it does from here on changes nothing any more.
+            if text := await self.stacks():
+                error.details["stacks"] = text
+            self._end(self._work.launch.grace_s)
 
     def _over_memory(self, used: int, limit: int) -> None:
         message = f"the attempt used {used >> 20} MiB of the {limit >> 20} MiB that its pod allows"
         self.stop(OOM(message, used_bytes=used, limit_bytes=limit), 0.0)
+
+    def usage(self) -> tuple[int, float]:
+        """Memory in bytes and CPU seconds of the attempt so far."""
+        return self._meter.now()
 
     async def stacks(self) -> str:
         """Stacks of all threads (functions), or the process tree (commands)."""
@@ -175,9 +187,18 @@ class Running:
 
     def stop(self, error: FirepoolError, grace_s: float) -> None:
         """End the attempt: SIGTERM, after `grace_s` SIGKILL. The first reason is the one that counts."""
+        if self._decide(error):
+            self._end(grace_s)
+
+    def _decide(self, error: FirepoolError) -> bool:
+        """Make this the reason of the end, unless there is one already."""
         if self._stopped is not None or self._ended.done():
-            return
+            return False
         self._stopped = error
+        self._delivered_first = self._delivered.complete
+        return True
+
+    def _end(self, grace_s: float) -> None:
         if grace_s <= 0:
             self._kill()
             return
@@ -186,12 +207,14 @@ class Running:
         self._later(grace_s, self._kill)
 
     def _kill(self) -> None:
-        """SIGKILL the process: its guard tells the end and takes the rest along."""
+        """SIGKILL the process: its guard tells the end and takes the rest along (where it cannot, we do: the reset proves it)."""
         if self._ended.done():
             return
         self._stop_signal = signal.SIGKILL
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.cell.pid, signal.SIGKILL)
+        below = [] if self._work.nested else procfs.descendants(self.cell.guard, procfs.processes())
+        for pid in (self.cell.pid, *(process.pid for process in below)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._later(_GUARD_PATIENCE_S, lambda: None if self._ended.done() else self.cell.kill())
 
     # -- end --------------------------------------------------------------------------------------------------------
@@ -228,7 +251,18 @@ class Running:
             pipe.drain()
         self._cap.finish()
         status = None if end is None else end.status
-        verdict = judge(Seen(status, self._delivered, self._stopped, self._stop_signal, used.oom_killed))
+        verdict = judge(
+            Seen(
+                status,
+                self._delivered,
+                self._stopped,
+                self._stop_signal,
+                delivered_first=self._delivered_first,
+                oom_killed=used.oom_killed,
+                started=self._first_at_s is not None,
+                reaches_guard=not self._work.guarded,
+            )
+        )
         kept = await outputs.keep(self.cell.slot, self._work.launch, self._work.keep_dir)
         return ExitRecord(
             attempt=self._work.attempt,

@@ -25,6 +25,7 @@ _SOONEST_S, _LATEST_S = 0.004, 0.5
 _IDLE_S = 0.5
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,17 @@ class Meter:
 
     def _look(self) -> None:
         used = self._current()
+        if self._crossed(used):
+            # The cheap figure counts what the kernel could take back (page cache, pages shared with the zygote).
+            used = self._exact()
         self._peak = max(self._peak, used)
-        if self.limit is not None and used > self.limit * WATCHDOG_SHARE:
+        if self.limit is not None and self._crossed(used):
             self._over(used, self.limit)
             return
         self._look_again(self._delay(used))
+
+    def _crossed(self, used: int) -> bool:
+        return self.limit is not None and used > self.limit * WATCHDOG_SHARE
 
     def _delay(self, used: int) -> float:
         if self.limit is None:
@@ -87,7 +94,18 @@ class Meter:
 
     def _current(self) -> int:
         in_group = self._group.current_bytes()
-        return tree_bytes(self._guard) if in_group is None else in_group
+        return tree_bytes(self._guard, _resident) if in_group is None else in_group
+
+    def _exact(self) -> int:
+        in_group = self._group.current_bytes()
+        if in_group is None:
+            return tree_bytes(self._guard, _proportional)
+        return in_group - self._group.cache_bytes()
+
+    def now(self) -> tuple[int, float]:
+        """Memory in bytes and CPU seconds of the processes that live now."""
+        pids = [p.pid for p in procfs.descendants(self._guard, procfs.processes())]
+        return self._current(), sum(map(_cpu_s, pids))
 
     def stop(self) -> Used:
         """End, with the figures."""
@@ -97,16 +115,36 @@ class Meter:
         return Used(self._peak, self._group.peak_bytes(), kills is not None and kills > self._kills_before)
 
 
-def tree_bytes(guard: int) -> int:
-    """Resident memory below the guard, shared pages counted once per process that is not a mere copy of the zygote: anonymous
-    and shared-memory pages, without mapped files."""
-    return sum(_resident(p.pid) for p in procfs.descendants(guard, procfs.processes()))
+def tree_bytes(guard: int, measure: Callable[[int], int]) -> int:
+    """Memory of all processes below the guard, by one way of measuring."""
+    return sum(measure(p.pid) for p in procfs.descendants(guard, procfs.processes()))
 
 
 def _resident(pid: int) -> int:
+    """Private memory of a process: an upper bound, since pages that a fork shares count in each. Cheap."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as f:
             _size, resident, shared, *_rest = f.read().split()
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return (int(resident) - int(shared)) * _PAGE
+
+
+def _proportional(pid: int) -> int:
+    """Memory of a process with shared pages divided among those who share them (a walk of its page tables)."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as f:
+            kib = [int(line.split()[1]) for line in f if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return sum(kib) * 1024
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    # utime, stime, and those of children that were waited for
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S

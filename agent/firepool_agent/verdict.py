@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firepool_wire import errors
-from firepool_wire.errors import OOM, FirepoolError, NonZeroExit, Signaled, UserError
+from firepool_wire.errors import OOM, FirepoolError, HostLost, NonZeroExit, Signaled, UserError
 from firepool_wire.frames import ItemStatus
 
 #: Errors that a process may report of itself.
@@ -80,15 +80,22 @@ class Seen:
     #: Why we stopped it, and with which signal at last; None: it ended by itself.
     stopped: FirepoolError | None = None
     stop_signal: int = signal.SIGTERM
+    #: Everything had been delivered when it was stopped.
+    delivered_first: bool = False
     #: The kernel killed something of it for memory.
     oom_killed: bool = False
+    #: Its first instruction was told.
+    started: bool = True
+    #: It could have killed its own guard (no uid and no namespace of its own).
+    reaches_guard: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the exit record says."""
 
-    exit_code: int
+    #: None: nothing of the user's ever ran, or nobody can say how it ended.
+    exit_code: int | None
     signal: int | None
     error: FirepoolError | None
 
@@ -97,9 +104,12 @@ def judge(seen: Seen) -> Verdict:
     """The verdict on an attempt whose process has ended."""
     code, number = _coded(seen.status)
     done = seen.delivered.complete and seen.delivered.kind is not None
+    done = done and (seen.stopped is None or seen.delivered_first)
     if done and seen.delivered.error is None:
         # What happens to a process behind its last result (teardown of torch, an exit hook) takes nothing back.
         return Verdict(0, None, None)
+    if seen.status is None and seen.stopped is None and not (seen.started and seen.reaches_guard):
+        return Verdict(None, None, HostLost("the attempt's guard was killed from outside, and the attempt with it"))
     if seen.stopped is not None:
         number = number or seen.stop_signal
         return Verdict(128 + number, number, seen.stopped)

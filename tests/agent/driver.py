@@ -85,72 +85,13 @@ class Ended:
         return codec.decode(payload, loads, codec.imported_class)
 
 
-class Agent:
-    """An agent process at level `process` in a directory of its own."""
+class Client:
+    """Calls to the agent behind a socket."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder = folder
-        self.config = PodConfig(
-            **{
-                "pod": "pod-under-test",
-                "sku": "cpu",
-                "listen_fd": -1,
-                "socket": str(folder / "agent.sock"),
-                "ready_fd": -1,
-                "boot_id": "boot-1",
-                "isolation_wanted": "process",
-                "isolation": "process",
-                "agent_dir": str(folder / "agent"),
-                "state_dir": str(folder / "agent/state"),
-                "caches_dir": str(folder / "agent/caches"),
-                "unpack_dir": str(folder / "agent/unpack"),
-                "scratch_dir": str(folder / "scratch"),
-                "work_dir": "/work",
-                "home_dir": "/home/job",
-                "tmp_dir": "/tmp",
-                "python": sys.executable,
-                **settings,
-            }
-        )
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = socket_path
         self._connection: _Unix | None = None
         self._count = 0
-        self._start()
-
-    # -- process ----------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        (self.folder / "agent").mkdir(mode=0o700, exist_ok=True)
-        config = self.folder / "config.json"
-        config.write_text(json.dumps(self.config.to_json()))
-        ready_r, ready_w = os.pipe()
-        self.config.ready_fd = ready_w
-        config.write_text(json.dumps(self.config.to_json()))
-        runner = os.environ.get("FIREPOOL_TEST_AGENT", "")
-        command = [sys.executable, *([runner] if runner else ["-m", "firepool_agent"]), "serve", str(config)]
-        self.process = subprocess.Popen(command, pass_fds=(ready_w,), start_new_session=True)
-        os.close(ready_w)
-        with os.fdopen(ready_r, "rb") as ready:
-            assert ready.read(1) == b"R", "the agent did not get ready"
-
-    def close(self) -> None:
-        """End the agent and whatever it may have left."""
-        self.hang_up()
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def kill_and_restart(self) -> None:
-        """SIGKILL the agent and start another one in its place."""
-        self.hang_up()
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        Path(self.config.socket).unlink()
-        self.config.boot_id += "+"
-        self._start()
 
     def hang_up(self) -> None:
         """Close the kept connection."""
@@ -163,10 +104,16 @@ class Agent:
     def raw(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """One call on the kept connection: status and body."""
         if self._connection is None:
-            self._connection = _Unix(self.config.socket)
+            self._connection = _Unix(self.socket_path)
         self._connection.request(method, path, body)
         answer = self._connection.getresponse()
         return answer.status, answer.read()
+
+    def connection_id(self) -> int:
+        """Which socket the kept connection is."""
+        assert self._connection is not None
+        assert self._connection.sock is not None
+        return self._connection.sock.fileno()
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One call with JSON in and out. Raises: FirepoolError: what the agent answered."""
@@ -199,7 +146,8 @@ class Agent:
 
     def events(self, attempt: str, offset: int = 0) -> Iterator[Frame]:
         """The event log from an offset to its end, on a connection of its own."""
-        connection = _Unix(self.config.socket)
+        connection = _Unix(self.socket_path)
+        connection.timeout = 3 * PATIENCE_S
         try:
             connection.request("GET", self.path(attempt, f"/events?from={offset}"))
             answer = connection.getresponse()
@@ -238,6 +186,8 @@ class Agent:
 
     def entry(self, function: Any, calls: list[Any], kind: str = "call") -> dict[str, Any]:
         """A function entry whose payload is in the pod's cache."""
+        if function.__module__.startswith("tests."):
+            cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # the job cannot import the tests
         return {
             "payload": self.put_blob(cloudpickle.dumps(function)),
             "args": base64.b64encode(codec.pack_args(calls, cloudpickle.dumps)).decode(),
@@ -247,17 +197,99 @@ class Agent:
             "pickle": 5,
         }
 
-    def _whole(self, **launch: Any) -> Ended:
+    def run_generator(self, function: Any, *args: Any, **launch: Any) -> Ended:
+        """A generator function by value."""
+        return self._whole(function=self.entry(function, [(args, {})], kind="generator"), **launch)
+
+    def begin(self, **launch: Any) -> str:
+        """Prepare and launch; the attempt's id."""
         attempt = self.new_id()
         self.prepare(attempt)
-        try:
-            self.launch(attempt, **launch)
-        finally:
-            ended = Ended(list(self.events(attempt)))
-            report = self.reset(attempt)
-            assert report["clean"], report["problems"]
-            self.call("POST", self.path(attempt, "/ack"))
+        self.launch(attempt, **launch)
+        return attempt
+
+    def finish(self, attempt: str) -> Ended:
+        """Read the events to their end, reset, acknowledge."""
+        ended = Ended(list(self.events(attempt)))
+        report = self.reset(attempt)
+        assert report["clean"], report["problems"]
+        self.call("POST", self.path(attempt, "/ack"))
         return ended
+
+    def wait_started(self, attempt: str) -> None:
+        """Until the first instruction was told."""
+        for frame in self.events(attempt):
+            if frame.kind is Kind.STARTED:
+                return
+
+    def _whole(self, **launch: Any) -> Ended:
+        return self.finish(self.begin(**launch))
+
+
+class Agent(Client):
+    """An agent process at level `process` in a directory of its own."""
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(str(folder / "agent.sock"))
+        self.folder = folder
+        self._env = {**os.environ, **(env or {})}
+        self.config = PodConfig(
+            **{
+                "pod": "pod-under-test",
+                "sku": "cpu",
+                "listen_fd": -1,
+                "socket": self.socket_path,
+                "ready_fd": -1,
+                "boot_id": "boot-1",
+                "isolation_wanted": "process",
+                "isolation": "process",
+                "agent_dir": str(folder / "agent"),
+                "state_dir": str(folder / "agent/state"),
+                "caches_dir": str(folder / "agent/caches"),
+                "unpack_dir": str(folder / "agent/unpack"),
+                "scratch_dir": str(folder / "scratch"),
+                "work_dir": "/work",
+                "home_dir": "/home/job",
+                "tmp_dir": "/tmp",
+                "python": sys.executable,
+                **settings,
+            }
+        )
+        self._start()
+
+    # -- process ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        (self.folder / "agent").mkdir(mode=0o700, exist_ok=True)
+        config = self.folder / "config.json"
+        ready_r, ready_w = os.pipe()
+        self.config.ready_fd = ready_w
+        config.write_text(json.dumps(self.config.to_json()))
+        command = [sys.executable, "-m", "firepool_agent", "serve", str(config)]
+        self.process = subprocess.Popen(command, pass_fds=(ready_w,), start_new_session=True, env=self._env)
+        os.close(ready_w)
+        with os.fdopen(ready_r, "rb") as ready:
+            assert ready.read(1) == b"R", "the agent did not get ready"
+
+    def close(self) -> None:
+        """End the agent and whatever it may have left."""
+        self.hang_up()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def kill_and_restart(self) -> None:
+        """SIGKILL the agent and start another one in its place."""
+        self.hang_up()
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        Path(self.config.socket).unlink()
+        self.config.boot_id += "+"
+        self._start()
 
 
 def boot_now() -> float:
