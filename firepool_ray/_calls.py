@@ -6,7 +6,7 @@
 import base64
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ class Order:
     spec: dict[str, Any]
     reading: Reading
     name: str
+    #: Source file of the function, for tracebacks.
+    file: str | None = None
     #: Blobs that the spec names.
     blobs: tuple[Blob, ...] = ()
     #: Calls whose results are arguments; their ids go into the spec once they are known.
@@ -110,7 +112,7 @@ class Call:
         self.body = body
         self.state = JobState(body["state"])
         if body.get("error"):
-            self._error = job_error(body["error"], self.job_id)
+            self._error = job_error(body["error"], self.job_id, self.order.file)
         if result is not None:
             self._items = read_frames(base64.b64decode(result))
         elif not body.get("result_bytes"):
@@ -126,7 +128,7 @@ class Call:
 
     def _end(self) -> None:
         # Large arguments need not live as long as the reference.
-        self.order = Order(spec={}, reading=self.order.reading, name=self.order.name, items=self.order.items)
+        self.order = replace(self.order, spec={}, blobs=(), depends=())
         self.accepted.complete()
         self.completion.complete()
 
@@ -170,7 +172,7 @@ class Call:
             return self._error or self._missing(item)
         status, payload = found
         if status is ItemStatus.ERROR:
-            return error_of(payload, self.order.reading.loads, self.job_id)
+            return error_of(payload, self.order.reading.loads, self.job_id, self.order.file)
         if status is ItemStatus.STOP:
             return self._error or self._missing(item)
         return self.read(payload)

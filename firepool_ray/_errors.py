@@ -77,13 +77,17 @@ class TaskError(UserError):
         return getattr(self.cause, name)
 
 
+#: What cloudpickle calls the file of code that travels by value.
+_DYNAMIC = '"<dynamic-code>"'
 #: Exceptions that steer control flow: raised by a stranger's wish in the caller they would do harm.
 _NEVER: tuple[type[BaseException], ...] = (StopIteration, StopAsyncIteration, GeneratorExit)
 #: (user's class) → class that is both.
 _dual: dict[type[BaseException], type[TaskError]] = {}
 
 
-def error_of(payload: bytes, loads: Callable[[bytes], object] | None, job_id: str | None) -> FirepoolError:
+def error_of(
+    payload: bytes, loads: Callable[[bytes], object] | None, job_id: str | None, file: str | None = None
+) -> FirepoolError:
     """The exception of an item that failed, from its frame: JSON, and behind a NUL the pickled exception."""
     text, nul, pickled = payload.partition(b"\0")
     body: dict[str, Any] = json.loads(text)
@@ -92,13 +96,13 @@ def error_of(payload: bytes, loads: Callable[[bytes], object] | None, job_id: st
     if body.get("code") != "UserError":
         return from_json(body)
     cause = _unpickle(pickled, loads) if nul and loads is not None else None
-    return task_error(body, cause)
+    return task_error(with_source(body, file), cause)
 
 
-def job_error(body: dict[str, Any], job_id: str | None) -> FirepoolError:
+def job_error(body: dict[str, Any], job_id: str | None, file: str | None = None) -> FirepoolError:
     """The exception of a job that failed as a whole, from its row's `error`."""
     body = {**body, "job_id": body.get("job_id", job_id)}
-    return task_error(body, None) if body.get("code") == "UserError" else from_json(body)
+    return task_error(with_source(body, file), None) if body.get("code") == "UserError" else from_json(body)
 
 
 def _unpickle(pickled: bytes, loads: Callable[[bytes], object]) -> BaseException | None:
@@ -107,6 +111,27 @@ def _unpickle(pickled: bytes, loads: Callable[[bytes], object]) -> BaseException
     except Exception:  # noqa: BLE001 - whatever his class does when unpickled, the text of his error is not lost
         return None
     return found if isinstance(found, Exception) and not isinstance(found, _NEVER) else None
+
+
+def with_source(body: dict[str, Any], file: str | None) -> dict[str, Any]:
+    """A `UserError` whose traceback names the user's file and shows its lines.
+
+    Code that travelled by value has no file in the job (`<dynamic-code>`); here it has.
+    """
+    details = body.get("details") or {}
+    text = details.get("traceback")
+    if file is None or not isinstance(text, str) or _DYNAMIC not in text:
+        return body
+    import linecache
+
+    lines = []
+    for line in text.splitlines():
+        head, found, tail = line.partition(_DYNAMIC)
+        lines.append(head + f'"{file}"' + tail if found else line)
+        number = tail.removeprefix(", line ").partition(",")[0]
+        if found and number.isdigit() and (source := linecache.getline(file, int(number)).strip()):
+            lines.append(f"    {source}")
+    return {**body, "details": {**details, "traceback": "\n".join(lines) + "\n"}}
 
 
 def task_error(body: dict[str, Any], cause: BaseException | None) -> TaskError:

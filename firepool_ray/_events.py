@@ -97,8 +97,9 @@ class Events:
             return
         call = self._session.find(line["job"], line.get("idempotency_key"))
         if call is None:
-            return
-        if line.get("terminal"):
+            if not line.get("terminal"):
+                self._session.unknown(line["job"], JobState(line["state"]))
+        elif line.get("terminal"):
             self._session.finished(call, line["body"], line.get("result"))
         else:
             self._session.moved(call, JobState(line["state"]))

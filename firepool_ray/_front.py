@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firepool_ray import _embedded
 from firepool_ray._config import EMBEDDED, Settings, Target, home, local_broker, with_profile
 from firepool_ray._errors import BlockingInEventLoopWarning
 from firepool_ray._session import Session
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from firepool_ray._embedded import Child
 
 _lock = threading.RLock()
 _current: Session | None = None
@@ -113,13 +114,15 @@ def _open() -> Session:
     return session
 
 
-def _find(settings: Settings) -> tuple[Target, _embedded.Child | None]:
+def _find(settings: Settings) -> "tuple[Target, Child | None]":
     if settings.address and settings.address != EMBEDDED:
         token = settings.token or _home_token(settings.address)
         return Target(address=settings.address, token=token, ca=settings.ca), None
     running = local_broker(home()) if settings.address != EMBEDDED else None
     if running is not None:
         return running, None
+    from firepool_ray import _embedded  # subprocess and tempfile: 8 ms
+
     return _embedded.start(settings)
 
 

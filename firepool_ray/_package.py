@@ -65,6 +65,11 @@ def of_folder(folder: Path) -> Blob:
     return _fresh(key) or _build(key, list(_ignore.walk(folder, above=project_root(folder))))
 
 
+def zip_folder(folder: Path) -> bytes:
+    """The bytes of a folder's package. Raises: PackageError."""
+    return of_folder(folder).read()
+
+
 def project_root(start: Path) -> Path:
     """The folder that makes a project of what lies below it: the nearest with a mark of one, else `start` itself."""
     for folder in (start, *start.parents):

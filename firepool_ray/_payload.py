@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from firepool_ray import _package, _pickling, _source
+from firepool_ray import _pickling, _source
 from firepool_ray._options import Options
 from firepool_ray._source import Blob
 from firepool_wire.errors import PackageError
@@ -67,13 +67,13 @@ class Shipper:
             self._shipped = self._by_import()
             return self._shipped
         try:
-            pickled = _pickling.dumps(self.function, self.own_module)
+            pickled, needs = _pickling.dumps(self.function, self.own_module)
         except Exception as why:  # noqa: BLE001 - whatever the user's objects raise when pickled
             self._shipped = self._instead(why)
             return self._shipped
         if self._shipped is None or pickled != self._pickled:
             self._pickled = pickled
-            self._shipped = self._by_value(pickled)
+            self._shipped = self._by_value(pickled, needs)
         return self._shipped
 
     def _may_differ(self) -> bool:
@@ -111,7 +111,7 @@ class Shipper:
         entry = {"import_path": f"{module}:{self.function.__qualname__}", **self._common()}
         return Shipped(entry, _source.closure([module]), (), by_value=False)
 
-    def _by_value(self, pickled: bytes) -> Shipped:
+    def _by_value(self, pickled: bytes, needs: set[str]) -> Shipped:
         if len(pickled) > MAX_VALUE_BYTES and self._ship == "auto" and self._importable():
             return self._by_import()
         if len(pickled) > MAX_CAPTURED_BYTES:
@@ -120,7 +120,7 @@ class Shipper:
                 "function, or pass it with firepool.put()",
                 limit_bytes=MAX_CAPTURED_BYTES,
             )
-        modules = self.modules_of(pickled)
+        modules = self.modules_of(needs)
         if self.function.__module__ in modules and self._ship == "auto" and self._importable():
             # What it uses imports its module back: by value there would be two of every class.
             return self._by_import()
@@ -142,14 +142,14 @@ class Shipper:
             common["kind"] = self._kind
         return common
 
-    def modules_of(self, pickled: bytes) -> dict[str, Path]:
-        """First-party modules that a pickle needs in the job."""
-        if self._package is not None:
-            return {}
-        return _source.closure(_pickling.references(pickled))
+    def modules_of(self, needs: set[str]) -> dict[str, Path]:
+        """First-party modules that come with imports of the given ones."""
+        return _source.closure(needs) if self._package is None else {}
 
     def package(self, modules: Iterable[tuple[str, Path]]) -> Blob | str | None:
         """The package that goes along: made, or named by digest. Raises: PackageError."""
+        from firepool_ray import _package  # zipfile: 5 ms
+
         if self._folder is None:
             return _package.of_modules(dict(modules)) if self._package is None else None
         return self._folder if self._folder.startswith("sha256:") else _package.of_folder(Path(self._folder))

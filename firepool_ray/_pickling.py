@@ -27,7 +27,6 @@ reduce_handle: Callable[[object], tuple[Any, ...] | None] = lambda value: None  
 
 #: cloudpickle's register of modules to send by value is global to the process.
 _registering = threading.Lock()
-_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
 
 class _NotPlain(Exception):
@@ -41,22 +40,26 @@ class _PlainPickler(pickle.Pickler):
         raise _NotPlain
 
 
-def dumps_args(value: object, by_value: ModuleType | None) -> tuple[bytes, bool]:
-    """Arguments as a pickle, and whether they may name modules of the user's."""
+def dumps_args(value: object, by_value: ModuleType | None) -> tuple[bytes, set[str]]:
+    """Arguments as a pickle, and the modules that reading it imports; what `by_value` defines travels inside."""
     out = io.BytesIO()
     try:
         _PlainPickler(out, PICKLE).dump(value)
     except _NotPlain:
-        return dumps(value, by_value), True
-    return out.getvalue(), False
+        return dumps(value, by_value)
+    return out.getvalue(), set()
 
 
-def dumps(value: object, by_value: ModuleType | None) -> bytes:
-    """Any value as a pickle for the job; what `by_value` defines travels inside. Raises: whatever pickling raises."""
+def dumps(value: object, by_value: ModuleType | None) -> tuple[bytes, set[str]]:
+    """Any value as a pickle for the job, and the modules that reading it (and running its functions) imports.
+
+    Raises: whatever pickling the user's objects raises.
+    """
     out = io.BytesIO()
+    pickler = _pickler()(out, PICKLE)
     with _sending(by_value):
-        _pickler()(out, PICKLE).dump(value)
-    return out.getvalue()
+        pickler.dump(value)
+    return out.getvalue(), pickler.needs - {"__main__"}
 
 
 @contextmanager
@@ -89,14 +92,25 @@ def _pickler() -> Any:
             #: Globals of made-up modules → the same under a stable name; functions → their twins there.
             self._stable: dict[int, dict[str, Any]] = {}
             self._twins: dict[int, FunctionType] = {}
+            #: Modules that the reader imports.
+            self.needs: set[str] = set()
 
         def reducer_override(self, obj: Any) -> Any:
             reduced = reduce_handle(obj)
             if reduced is not None:
                 return reduced
-            if isinstance(obj, FunctionType) and is_made_up(obj):
+            if isinstance(obj, ModuleType):
+                self.needs.add(obj.__name__)
+            elif isinstance(obj, FunctionType) and is_made_up(obj):
                 obj = self._twin(obj)
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(obj, FunctionType | type):
+                if reduced is NotImplemented:
+                    self.needs.add(obj.__module__)
+                elif isinstance(obj, FunctionType):
+                    package = obj.__globals__.get("__package__") or ""
+                    self.needs |= _source.imported_names(obj.__code__, package)
+            return reduced
 
         def _twin(self, function: FunctionType) -> FunctionType:
             twin = self._twins.get(id(function))
@@ -143,35 +157,6 @@ def stable_name(function: FunctionType) -> str:
 def _stable_name(file: str) -> str:
     path = Path(file)
     return f"firepool_by_value_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-
-
-def references(pickled: bytes) -> set[str]:
-    """Modules of the user's that a pickle may need: every text in it that names one (functions' own imports too)."""
-    import pickletools
-
-    texts = {arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str) and len(arg) < 200}
-    found = set()
-    for text in texts:
-        # GLOBAL of old protocols has "module name" in one text.
-        name = text.partition(" ")[0]
-        if _DOTTED.fullmatch(name) and (_source.own_file(sys.modules.get(name)) or _may_import(name)):
-            found.add(name)
-    return found - {"__main__"}
-
-
-def _may_import(name: str) -> bool:
-    top = name.partition(".")[0]
-    return (
-        top not in sys.modules
-        and top not in sys.stdlib_module_names
-        and any(
-            (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file() for folder in _own_folders()
-        )
-    )
-
-
-def _own_folders() -> list[Path]:
-    return [Path(p or ".") for p in sys.path if not _source.is_installed(str(Path(p or ".") / "x.py"))]
 
 
 def snapshot(function: FunctionType, by_value: ModuleType | None) -> list[object] | None:

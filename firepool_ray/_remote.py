@@ -76,7 +76,7 @@ class _Handle(Generic[P, R]):
         path = _import_path(self)
         if path is not None:
             return _by_path, (path, self._options.given())
-        pickled = _pickling.dumps(self._function, self._shipper.own_module)
+        pickled, _ = _pickling.dumps(self._function, self._shipper.own_module)
         return _by_value, (pickled, self._options.given())
 
     def submit_calls(self, calls: Sequence[CallArgs], kind: str, *, key: str | None = None) -> Call:
@@ -106,6 +106,7 @@ class _Handle(Generic[P, R]):
             spec=spec,
             reading=reading(trusted=trusted),
             name=entry["name"],
+            file=shipper.function.__code__.co_filename,
             blobs=tuple(blobs),
             depends=tuple(depends),
             items=len(calls),
@@ -123,9 +124,9 @@ class _Handle(Generic[P, R]):
         extra: dict[str, Any] = {}
 
         def dumps(value: object) -> bytes:
-            pickled, named = _pickling.dumps_args(value, own)
-            if named:
-                extra.update(self._shipper.modules_of(pickled))
+            pickled, needs = _pickling.dumps_args(value, own)
+            if needs:
+                extra.update(self._shipper.modules_of(needs))
             return pickled
 
         def place(value: object) -> int | None:

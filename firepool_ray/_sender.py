@@ -196,8 +196,9 @@ class Sender:
                 self._accepted(call, result["job"])
 
     def _accepted(self, call: "Call", body: dict[str, Any]) -> None:
-        self._session.accepted(call, body["id"])
-        if JobState(body["state"]) in TERMINAL:
+        state = JobState(body["state"])
+        self._session.accepted(call, body["id"], state)
+        if state in TERMINAL:
             # The key was used before and that job is over: no event will come.
             self._session.finished(call, body, body.get("result"))
 

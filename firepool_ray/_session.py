@@ -7,12 +7,11 @@ except `Session.open` and what says so.
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firepool_ray._api import Api
 from firepool_ray._calls import Call, Order
 from firepool_ray._config import Settings, Target
-from firepool_ray._embedded import Child
 from firepool_ray._errors import SessionClosed
 from firepool_ray._events import Events
 from firepool_ray._http import path_of
@@ -22,16 +21,21 @@ from firepool_wire.errors import BrokerUnavailable, Conflict, FirepoolError, Ser
 from firepool_wire.version import PROTOCOL
 from firepool_wire.words import JobState
 
+if TYPE_CHECKING:
+    from firepool_ray._embedded import Child
+
 #: How long `init` waits for the event stream.
 _LISTEN_S = 15.0
 #: `shutdown` cancels at most this many jobs one by one; the lease ends the rest.
 _CANCEL_AT_MOST = 200
+#: Events of unknown jobs that are kept; those of other programs of the same caller are among them.
+_EARLY_AT_MOST = 2048
 
 
 class Session:
     """A program's connection to one broker."""
 
-    def __init__(self, settings: Settings, target: Target, child: Child | None = None) -> None:
+    def __init__(self, settings: Settings, target: Target, child: "Child | None" = None) -> None:
         self.settings = settings
         self.api = Api(target, request_timeout_s=settings.request_timeout_s, patience_s=settings.patience_s)
         #: Name of this client in leases, and stem of its idempotency keys.
@@ -49,6 +53,8 @@ class Session:
         self._lock = threading.Lock()
         self._by_key: dict[str, Call] = {}
         self._by_id: dict[str, Call] = {}
+        #: Last states of jobs that are not known (yet): an event may be faster than the answer to its submission.
+        self._early: dict[str, JobState] = {}
         self._noted: set[str] = set()
         self._sender = Sender(self)
         self._events = Events(self)
@@ -57,7 +63,7 @@ class Session:
         self.printer: Any = None
 
     @classmethod
-    def open(cls, settings: Settings, target: Target, child: Child | None = None) -> "Session":
+    def open(cls, settings: Settings, target: Target, child: "Child | None" = None) -> "Session":
         """Connect: handshake, then the event stream, then the sender. Raises: FirepoolError."""
         session = cls(settings, target, child)
         try:
@@ -192,14 +198,23 @@ class Session:
         """The call of an event: by id, or by key while its acceptance is still on the way."""
         return self._by_id.get(job_id) or (self._by_key.get(key) if key else None)
 
-    def accepted(self, call: Call, job_id: str) -> None:
+    def accepted(self, call: Call, job_id: str, state: JobState) -> None:
         """The broker took it."""
         if not call.completion.done:
             self._by_id[job_id] = call
         call.accept(job_id)
+        state = self._early.pop(job_id, state)
+        if not call.completion.done and state is not call.state and call.state is not JobState.RUNNING:
+            self.moved(call, state)
         if call.completion.done:
             # The event that it ended was faster than the answer that it was taken.
             self._by_id.pop(job_id, None)
+
+    def unknown(self, job_id: str, state: JobState) -> None:
+        """Keep what an event says of a job that may turn out to be ours."""
+        self._early[job_id] = state
+        if len(self._early) > _EARLY_AT_MOST:
+            self._early.pop(next(iter(self._early)), None)
 
     def moved(self, call: Call, state: JobState) -> None:
         """Its state changed."""

@@ -99,7 +99,7 @@ class JobStream(Generic[T_co]):
     def _value(self, status: ItemStatus, payload: bytes) -> object:
         call = self._call
         found = (
-            error_of(payload, call.order.reading.loads, call.job_id)
+            error_of(payload, call.order.reading.loads, call.job_id, call.order.file)
             if status is ItemStatus.ERROR
             else call.read(payload)
         )
