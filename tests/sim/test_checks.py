@@ -104,7 +104,9 @@ PLANTED: dict[str, Plant] = {
     "one_lease_at_once": dropped("ResetClean", attempt="j1:0"),
     "no_code_before_its_commit": changed("row", {"job": "j2", "state": "RUNNING"}, attempt="j2:1"),
     "a_pod_that_failed_to_prepare_retires": added(
-        "4.9\tE\tLeasePrepareFailed\tattempt=j9:0\tpod=p1", "PrepareLease", attempt="j2:0"
+        "4.8\tF\tPrepareLease\tattempt=j9:0\tpod=p1\n4.9\tE\tLeasePrepareFailed\tattempt=j9:0\tpod=p1",
+        "PrepareLease",
+        attempt="j2:0",
     ),
     "a_gang_has_all_its_pods": changed("submit", J2, pods="2"),
     "consecutive_users_are_one_caller": changed("code", {"attempt": "j2:0"}, caller="b"),
@@ -147,10 +149,12 @@ PLANTED: dict[str, Plant] = {
     "equal_jobs_are_served_in_their_order": both(
         added(
             "2.5\tW\tsubmit\tjob=j0\tcaller=a\tsku=cpu\tpods=1\tqueue=q\ttag=t\n"
+            "2.55\tE\tJobSubmitted\task=j0\n"
             "2.6\tW\trow\tjob=j0\tstate=QUEUED\tversion=1\n2.7\tE\tJobStored\tjob=j0",
             "submit",
             job="j1",
         ),
+        added("3.05\tE\tJobSubmitted\task=j1", "PrepareLease", attempt="j1:0"),
     ),
     "attempt_ids_never_repeat": both(
         changed("row", {"job": "j2", "state": "SUCCEEDED"}, state="QUEUED", code="", failure="HostLost"),

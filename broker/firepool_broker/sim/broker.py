@@ -65,9 +65,7 @@ class Broker:
     def start(self) -> None:
         """Read store, provider and agents; undo prepared leases that no start stands behind; then open for business."""
         self._undo_orphans()
-        self.give(PoolsConfigured(self.config.pools))
-        for caller, limits in self.config.limits:
-            self.give(CallerLimited(caller, limits))
+        self.configure(self.config)
         pods = self.scene.yard.found(self.config.isolation)
         ledger = self.scene.ledger
         jobs = ledger.unfinished()
@@ -77,6 +75,13 @@ class Broker:
         for found in jobs:
             if found.state is JobState.PENDING:
                 self._tell_inputs(found.ask)
+
+    def configure(self, config: Config) -> None:
+        """The operator's configuration, at the start and whenever it is edited."""
+        self.config = config
+        self.give(PoolsConfigured(config.pools))
+        for caller, limits in config.limits:
+            self.give(CallerLimited(caller, limits))
 
     def _undo_orphans(self) -> None:
         """A prepared lease without a row that runs it counts as never prepared (`design.md` §1)."""

@@ -132,7 +132,7 @@ class Clients:
                 retries=work.max_retries,
             )
             self._send(story)
-            if work.client_lease_s is not None:
+            if work.client_lease_s is not None and not work.client_gone:
                 self._renew(story)
             if self.dice.strikes(self.dice.plan.cancel):
                 self.clock.after(self.dice.between(0.0, 10.0), partial(self._cancel, story))

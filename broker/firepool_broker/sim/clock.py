@@ -6,6 +6,9 @@ from heapq import heappop, heappush
 
 Action = Callable[[], None]
 
+#: Actions at one instant after which time is taken to stand still (two rooms that wake each other for ever).
+STANDSTILL = 50_000
+
 
 @dataclass(slots=True)
 class Clock:
@@ -25,12 +28,20 @@ class Clock:
         self.at(self.now + delay_s, action)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Advance until nothing is due before `until`, or until `done` says so."""
+        """Advance until nothing is due before `until`, or until `done` says so.
+
+        Raises:
+            AssertionError: time stands still.
+        """
+        same = 0
         while self._heap and not done():
             when, _, action = self._heap[0]
             if when > until:
                 break
             heappop(self._heap)
+            same = same + 1 if when == self.now else 0
+            if same > STANDSTILL:
+                raise AssertionError(f"time stands still at {when}: {STANDSTILL} things happened at that instant")
             self.now = when
             action()
 

@@ -34,6 +34,8 @@ class Work:
     run_timeout_s: float | None = None
     queue_timeout_s: float | None = None
     client_lease_s: float | None = None
+    #: Its client goes away without a word: nobody renews the lease.
+    client_gone: bool = False
     #: Places of the works of the step before whose results are arguments (the step then needs no barrier before it).
     depends: tuple[int, ...] = ()
 

@@ -28,13 +28,36 @@ def random_plan(seed: int, faults: Faults = NONE, venue: Venue = LOCAL) -> Plan:
     if dice.random() < 0.3:
         limits.append((Caller("cyd"), CallerLimits(max_processors=4, tag_boundary=dice.choice(["retire", "hint"]))))
     lines = tuple(_line(dice, number) for number in range(dice.randint(2, 5)))
+    config = Config(pools=pools, limits=tuple(limits))
+    edits = _edits(dice, config) if dice.random() < 0.3 else ()
     return Plan(
         seed=seed,
-        config=Config(pools=pools, limits=tuple(limits)),
+        config=config,
+        edits=edits,
         workload=Workload(name="random", lines=lines),
         venue=venue,
         faults=faults,
     )
+
+
+def _edits(dice: Random, config: Config) -> tuple[tuple[float, Config], ...]:
+    """An operator who rolls out a template, moves the ceiling, or changes what a tag means, while jobs run."""
+    edits: list[tuple[float, Config]] = []
+    at = 0.0
+    for number in range(dice.randint(1, 2)):
+        at += dice.uniform(1.0, 12.0)
+        cpu, *others = config.pools
+        cpu = replace(
+            cpu,
+            template=TemplateDigest(f"t{number + 1}") if dice.random() < 0.5 else cpu.template,
+            max_count=dice.choice([cpu.max_count, max(2, cpu.min_count), cpu.max_count + 2]),
+            tag_boundary="hint" if dice.random() < 0.5 else "retire",
+            caller_hold_s=dice.choice([cpu.caller_hold_s, 3.0]),
+            drain_budget=dice.choice([1, 2]),
+        )
+        config = replace(config, pools=(cpu, *others))
+        edits.append((at, config))
+    return tuple(edits)
 
 
 def _cpu_pool(dice: Random) -> Pool:
@@ -99,7 +122,8 @@ def _works(dice: Random, caller: str, line: int) -> tuple[Work, ...]:
                 max_retries=dice.choice([0, 0, 2]),
                 retry_on=("UserError",),
                 run_timeout_s=5.0,
-                client_lease_s=dice.choice([None, 30.0]),
+                client_lease_s=dice.choice([None, 6.0]),
+                client_gone=dice.random() < 0.1,
                 depends=(place - 1,) if place and dice.random() < 0.1 else (),
             )
         )

@@ -6,6 +6,7 @@ trace's last lines. It never reads a clock and draws only from the plan's seed.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from firepool_broker.core.effects import Effect
 from firepool_broker.core.engine import Engine
@@ -40,6 +41,8 @@ class Plan:
     workload: Workload
     venue: Venue = LOCAL
     faults: Faults = NONE
+    #: What the operator configures later: (virtual seconds, the whole configuration).
+    edits: tuple[tuple[float, Config], ...] = ()
     #: Virtual seconds after which a run that is not done has failed.
     horizon_s: float = 7200.0
     #: Virtual seconds that the world goes on after the last job, so that resets, holds and deletions are judged too.
@@ -68,10 +71,12 @@ class World:
     clock: Clock = field(default_factory=Clock)
     broker: Broker | None = None
     crashes: int = 0
+    config: Config = field(init=False)
     scene: Scene = field(init=False)
 
     def __post_init__(self) -> None:
         plan = self.plan
+        self.config = plan.config
         dice = Dice.of(plan.seed, plan.faults)
         ledger = Ledger()
         clients = Clients(clock=self.clock, dice=dice, venue=plan.venue, log=self.log, desk=lambda: self.broker)
@@ -85,7 +90,6 @@ class World:
             on_gone=self._pod_gone,
             on_code=self._code_began,
             on_ended=lambda pod, tenancy: self.broker.attempt_ended(pod, tenancy) if self.broker else None,
-            pools={pool.sku: pool for pool in plan.config.pools},
         )
         self.scene = Scene(
             clock=self.clock,
@@ -113,7 +117,9 @@ class World:
 
     def _run(self) -> None:
         plan = self.plan
-        self._log_config()
+        self._configure(plan.config)
+        for at, config in plan.edits:
+            self.clock.at(at, partial(self._edit, config))
         self._birth()
         self.scene.clients.begin(plan.workload)
         self._plan_crash()
@@ -142,10 +148,13 @@ class World:
         self.trace.add(record)
         self.checks.see(record)
 
-    def _log_config(self) -> None:
-        for pool in self.plan.config.pools:
+    def _configure(self, config: Config) -> None:
+        """From now on this is what the operator wants."""
+        self.config = config
+        self.scene.yard.pools = {pool.sku: pool for pool in config.pools}
+        for pool in config.pools:
             self.log("pool", **_pool_facts(pool))
-        for caller, limits in self.plan.config.limits:
+        for caller, limits in config.limits:
             self.log(
                 "limit",
                 caller=caller,
@@ -154,11 +163,16 @@ class World:
                 boundary=limits.tag_boundary,
             )
 
+    def _edit(self, config: Config) -> None:
+        self._configure(config)
+        if self.broker is not None:
+            self.broker.configure(config)
+
     # -- lives of brokers --------------------------------------------------------------------------------------------
 
     def _birth(self) -> None:
         self.log("up")
-        broker = Broker(self.scene, self.plan.config, self.plan.engine(), self._note)
+        broker = Broker(self.scene, self.config, self.plan.engine(), self._note)
         self.broker = broker
         broker.start()
 

@@ -45,6 +45,10 @@ class PodSeen:
     #: Earliest and latest moment that can count as its release.
     died_at: float = 0.0
     released_at: float | None = None
+    #: Hold of its pool at its release.
+    hold_s: float = 0.0
+    #: Whether tags were a boundary when it was claimed last ("" = as the pool says now).
+    boundary: str = ""
     #: Attempt that the broker in office has leased it to.
     leased_by: str = ""
     #: The broker in office was told: prepare failed, reset unclean, agent unreachable.
@@ -179,9 +183,13 @@ class Picture:
         """Whether this use comes from another queue or (where tags are a boundary) another tag than the one before."""
         if not pod.uses:
             return False
-        limit, pool = self.limits.get(r.get("caller")), self.pools.get(pod.sku)
-        boundary = (limit.boundary if limit is not None else "") or (pool.boundary if pool is not None else "retire")
+        boundary = pod.boundary or self.boundary_of(pod.sku, r.get("caller"))
         return pod.queue != r.get("queue") or (boundary == "retire" and pod.tag != r.get("tag"))
+
+    def boundary_of(self, sku: str, caller: str) -> str:
+        """`retire` or `hint` for this caller in this pool, now."""
+        limit, pool = self.limits.get(caller), self.pools.get(sku)
+        return (limit.boundary if limit is not None else "") or (pool.boundary if pool is not None else "retire")
 
     def _dead(self, r: Record) -> None:
         pod, attempt = self.pods.get(r.get("pod")), r.get("attempt")
@@ -198,6 +206,8 @@ class Picture:
         if pod is not None:
             pod.clean = r.get("verdict") == "clean"
             pod.released_at = r.at if pod.clean and pod.uses else None
+            pool = self.pools.get(pod.sku)
+            pod.hold_s = pool.hold_s if pool is not None else 0.0
 
     def _submit(self, r: Record) -> None:
         name = r.get("job")
@@ -272,6 +282,7 @@ class Picture:
         pod = self.pods.get(r.get("pod"))
         if pod is not None:
             pod.leased_by = r.get("attempt")
+            pod.boundary = self.boundary_of(pod.sku, r.get("caller"))
         job = self.jobs.get(r.get("attempt").rpartition(":")[0])
         if job is not None:
             job.leased = True
@@ -295,13 +306,15 @@ class Picture:
             pod.unclean = pod.tainted = True
 
     def _prepare_failed(self, r: Record) -> None:
-        """The pods of the whole set retire (spec §3), also those whose own agent did prepare."""
+        """The pods of the whole set retire (spec §3), also those whose own agent did prepare; an answer to a lease that was
+        undone meanwhile says nothing."""
+        failed = self.pods.get(r.get("pod"))
+        if failed is None or failed.leased_by != r.get("attempt"):
+            return
+        failed.prepare_failed = True
         for pod in self.pods.values():
             if pod.leased_by == r.get("attempt"):
                 pod.tainted = True
-        failed = self.pods.get(r.get("pod"))
-        if failed is not None:
-            failed.prepare_failed = failed.tainted = True
 
     def _unreachable(self, r: Record) -> None:
         pod = self.pods.get(r.get("pod"))

@@ -84,10 +84,9 @@ def one_job_after_a_boundary(seen: Picture, r: Record) -> str | None:
 def an_expired_hold_is_never_claimed(seen: Picture, r: Record) -> str | None:
     """A pod whose hold has expired is never claimed again."""
     pod = seen.pods.get(r.get("pod"))
-    pool = seen.pools.get(pod.sku) if pod is not None else None
-    if pod is None or pool is None or pod.released_at is None:
+    if pod is None or pod.released_at is None:
         return None
-    deadline = pod.released_at + pool.hold_s
+    deadline = pod.released_at + pod.hold_s
     return f"{pod.name}: its hold ended at {deadline:.3f}" if r.at >= deadline + EPSILON_S else None
 
 
@@ -98,7 +97,7 @@ def a_hold_is_broken_only_for_need(seen: Picture, r: Record) -> str | None:
     pool = seen.pools.get(pod.sku) if pod is not None else None
     if pod is None or pool is None or pod.released_at is None or pod.tainted or pod.finished or pod.single_use:
         return None
-    if pod.template != pool.template or r.at >= pod.died_at + pool.hold_s - EPSILON_S:
+    if pod.template != pool.template or r.at >= pod.died_at + pod.hold_s - EPSILON_S:
         return None
     if r.at - pod.died_at <= pool.tenure_s:
         return f"{pod.name} was held for {r.at - pod.died_at:.1f} s only"
