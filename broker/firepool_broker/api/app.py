@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from firepool_broker.api import admin, batch, blobs, events, jobs, logs, runs, status, usage
+from firepool_broker.api import admin, batch, blobs, events, explain, jobs, logs, pods, pools, runs, status, usage
 from firepool_broker.api.answers import problem
 from firepool_broker.api.auth import Gate
 from firepool_broker.api.door import Door, http_problem
@@ -19,7 +19,7 @@ from firepool_broker.api.schemas import describe
 from firepool_broker.api.specs import path_of
 from firepool_wire.version import FIREPOOL
 
-_ROOMS = (status, batch, jobs, events, logs, blobs, runs, usage, admin)
+_ROOMS = (status, batch, jobs, events, logs, explain, blobs, pools, pods, runs, usage, admin)
 
 
 def create_app(runner: Broker, settings: ApiSettings | None = None, stamp: Stamp = list) -> FastAPI:

@@ -1,5 +1,6 @@
 """Rows, live views and fresh submissions as `JobBody`: what every endpoint that shows a job answers."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from firepool_broker.api.needs import Accepted, Broker
@@ -18,6 +19,9 @@ _SPANS = (
     ("handoff_s", "committed", "launched"),
     ("run_s", "first_instruction", "ended"),
 )
+
+#: Looks at queued jobs that one list may cost (about 0.2 µs each).
+_LOOKS = 20_000
 
 _NO_FACTS: dict[str, Any] = {}
 
@@ -108,15 +112,26 @@ def live_body(runner: Broker, row: JobRow) -> JobBody:
     return row_body(row, None if row.state in TERMINAL else waiting_of(runner, row.job))
 
 
+def listed_bodies(runner: Broker, rows: Sequence[JobRow]) -> list[JobBody]:
+    """Jobs from their rows. What they wait for is left out where finding it would hold the event loop up: it costs a
+    look at the whole queue for each."""
+    queued = sum(view.queued_jobs for view in runner.engine.pool_views())
+    waits = [row for row in rows if row.state not in TERMINAL]
+    cheap = len(waits) * queued <= _LOOKS
+    return [live_body(runner, row) if cheap else row_body(row) for row in rows]
+
+
 def waiting_of(runner: Broker, job: str) -> WaitingBody | None:
     """What keeps the job from running, as the engine sees it now; None: it runs, or is over."""
     told = runner.engine.explain(JobId(job), runner.now())
-    if told is None or told.waiting is None:
+    if told is None or (told.position is None and not told.blocked_by):
         return None
     return {
-        "position": told.waiting.position,
-        "blocked_by": told.waiting.blocked_by or None,
-        "holders": list(told.waiting.holders),
+        "position": told.position,
+        "blocked_by": told.blocked_by or None,
+        "sentence": told.sentence,
+        "waiting_s": told.waiting_s,
+        "holders": [{"caller": h.caller, "running": h.running, "held": h.held} for h in told.holders],
     }
 
 

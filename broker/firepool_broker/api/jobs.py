@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from firepool_broker.api.answers import answer
 from firepool_broker.api.auth import Role, may_see, no_such
-from firepool_broker.api.bodies import fresh_body, live_body, outputs_of
+from firepool_broker.api.bodies import fresh_body, listed_bodies, live_body, outputs_of
 from firepool_broker.api.door import StreamCut
 from firepool_broker.api.limits import read_body
 from firepool_broker.api.lobby import Lobby, caller_asked_for, lobby, visible_row, who
@@ -110,7 +110,7 @@ async def page(
         limit=limit,
     )
     rows, following = await runner.store.page(where)
-    listed: JobList = {"jobs": [live_body(runner, row) for row in rows], "cursor": following}
+    listed: JobList = {"jobs": listed_bodies(runner, rows), "cursor": following}
     return answer(listed)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from firepool_broker.core.engine import Engine
 from firepool_broker.core.pools import CallerLimits, Pool
 from firepool_broker.shell.ports import BlobStore, Identity, JobRow, JobStore, LogStore, TokenStore
 from firepool_wire.errors import FirepoolError
@@ -62,7 +63,9 @@ class Broker(Protocol):
     """The runner as the API sees it."""
 
     @property
-    def engine(self) -> Any: ...
+    def engine(self) -> Engine: ...
+    @property
+    def pools(self) -> Sequence[Pool]: ...
     @property
     def store(self) -> JobStore: ...
     @property

@@ -3,7 +3,6 @@
 Pools are replaced as a whole. A configuration with any problem changes nothing, and every problem is named at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from firepool_broker.api.routes import declared, json_of, router
 from firepool_broker.api.specs import parse_as
 from firepool_broker.api.status import InterpreterBody
 from firepool_broker.core.pools import Pool
+from firepool_broker.core.views import PoolView
 from firepool_wire.errors import BadRequest, PayloadTooLarge
 
 api = router()
@@ -32,7 +32,7 @@ class PoolBody(TypedDict):
     #: The definition, as `PUT /v1/pools` takes it.
     pool: dict[str, Any]
     template: str
-    #: Pods by scaler category, `physical` (all of them), and queued jobs.
+    #: Pods by scaler category and `physical` (all of them); floor and ceiling in pods; `queued` jobs and their pods.
     counts: dict[str, int]
     interpreters: list[InterpreterBody]
     #: What people should know at a glance: simulated, untrusted, disabled, draining.
@@ -84,35 +84,50 @@ async def put(request: Request) -> Response:
     problems = list(desk.runner.pool_problems(pools))
     if problems:
         raise BadRequest("the pools cannot be used: " + "; ".join(problems), field="pools", problems=problems)
-    diff = differences(running(desk), pools)
+    diff = differences(desk.runner.pools, pools)
     if not asked.dry_run:
         await desk.runner.configure(pools)
     told: Applied = {"applied": not asked.dry_run, "diff": diff}
     return answer(told)
 
 
-def running(desk: Lobby) -> Sequence[Pool]:
-    """The pools as they are configured now."""
-    return [view.pool for view in desk.runner.engine.pool_views() if view.configured]
-
-
 def shown(desk: Lobby) -> list[PoolBody]:
-    """Every pool as the API shows it."""
+    """Every pool as the API shows it, by SKU."""
     interpreters: dict[str, list[InterpreterBody]] = {}
     for i in desk.runner.interpreters():
         told: InterpreterBody = {"sku": i["sku"], "python": i["python"], "version": i["version"], "pickle": i["pickle"]}
         interpreters.setdefault(i["sku"], []).append(told)
-    return [
-        {
-            "sku": view.pool.sku,
-            "pool": written(view.pool),
-            "template": view.pool.template,
-            "counts": dict(view.counts),
-            "interpreters": interpreters.get(view.pool.sku, []),
-            "labels": labels_of(view.pool, draining=not view.configured),
-        }
-        for view in sorted(desk.runner.engine.pool_views(), key=lambda v: str(v.pool.sku))
-    ]
+    configured = {pool.sku: pool for pool in desk.runner.pools}
+    views = sorted(desk.runner.engine.pool_views(), key=lambda v: v.sku)
+    return [_body(view, configured.get(view.sku), interpreters.get(view.sku, [])) for view in views]
+
+
+def _body(view: PoolView, pool: Pool | None, interpreters: list[InterpreterBody]) -> PoolBody:
+    # A pool that is not configured any more drains: nothing may be made, nothing is kept.
+    effective = pool or Pool(sku=view.sku, template=view.template, enabled=False, max_count=0)
+    return {
+        "sku": view.sku,
+        "pool": written(effective),
+        "template": effective.template,
+        "counts": {
+            "starting": view.starting,
+            "idle": view.idle,
+            "assigned": view.assigned,
+            "running": view.running,
+            "held": view.held,
+            "stale": view.stale,
+            "single_use": view.single_use,
+            "terminating": view.terminating,
+            "physical": view.physical,
+            "floor": view.floor,
+            "ceiling": view.ceiling,
+            "queued": view.queued_jobs,
+            "queued_pods": view.queued_pods,
+            "create_failures": view.create_failures,
+        },
+        "interpreters": interpreters,
+        "labels": labels_of(effective, draining=pool is None),
+    }
 
 
 def labels_of(pool: Pool, *, draining: bool = False) -> list[str]:
@@ -124,8 +139,8 @@ def labels_of(pool: Pool, *, draining: bool = False) -> list[str]:
         labels.append(f"simulated start {pool.simulated_start_s:g} s")
     if pool.untrusted:
         labels.append("untrusted")
-    if not pool.enabled:
-        labels.append("disabled")
     if draining:
         labels.append("draining")
+    elif not pool.enabled:
+        labels.append("disabled")
     return labels

@@ -71,14 +71,25 @@ class OutputBody(TypedDict):
     digest: str
 
 
-class WaitingBody(TypedDict):
-    """Why a job does not run yet."""
+class HolderBody(TypedDict):
+    """What one caller has of a pool, in pods."""
 
-    #: Place in its pool's queue, from 1.
+    caller: str
+    running: int
+    held: int
+
+
+class WaitingBody(TypedDict):
+    """Why a job does not run."""
+
+    #: Place in its pool's queue, from 1; null: it does not wait for pods.
     position: int | None
+    #: Name of the limit that blocks it, and the same in words.
     blocked_by: str | None
-    #: Who holds what: words such as "team-a holds 4 pods".
-    holders: list[str]
+    sentence: str
+    waiting_s: float
+    #: Who has the pool's pods, most first.
+    holders: list[HolderBody]
 
 
 class JobBody(TypedDict):
