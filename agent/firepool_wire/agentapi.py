@@ -61,6 +61,8 @@ class Hello(Message):
     pickle: int
     #: Cards: [{"uuid", "model", "vram_bytes", "simulated"}].
     cards: list[dict[str, Any]] = field(default_factory=list)
+    #: Modules of the pool's preload list that could not be imported, with the reason; jobs run without them.
+    preload_failed: dict[str, str] = field(default_factory=dict)
     #: Attempt ids that the agent holds records of.
     attempts: list[str] = field(default_factory=list)
     memory_limit_bytes: int | None = None
