@@ -7,6 +7,7 @@ what a pod is made from.
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from firepool_broker.api.poolsfile import read_pools as pools_of
 from firepool_broker.core.ids import Sku, TemplateDigest
@@ -61,7 +63,7 @@ class Settings:
 
 
 def read_pools(path: Path) -> list[Pool]:
-    """The pools of a TOML file: an array `[[pool]]` of definitions as the API takes them.
+    """The pools of a TOML file: one table `[pools.<sku>]` a pool, with the knobs as the API takes them.
 
     Raises:
         BadRequest: not TOML, or a value that its knob cannot have.
@@ -73,10 +75,14 @@ def read_pools(path: Path) -> list[Pool]:
         raise BadRequest(f"{path} is not a pools file: {error}", field=str(path)) from error
     except OSError as error:
         raise BadRequest(f"the pools file cannot be read: {error}", field=str(path)) from error
-    unknown = sorted(set(document) - {"pool"})
-    if unknown:
-        raise BadRequest(f"{path}: a pools file has `[[pool]]` tables and nothing else (found: {', '.join(unknown)})")
-    return pools_of(document.get("pool", []))
+    tables = document.get("pools")
+    unknown = sorted(set(document) - {"pools"})
+    if unknown or not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        found = f" (found: {', '.join(unknown)})" if unknown else ""
+        raise BadRequest(
+            f"{path}: a pools file has one table [pools.<sku>] a pool and nothing else{found}", field=str(path)
+        )
+    return pools_of([{"sku": sku, **knobs} for sku, knobs in tables.items()])
 
 
 # -- what a pod is made from --------------------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ def interpreter_version(python: str) -> str:
 
 def template_of(pool: Pool, default_python: str) -> TemplateDigest:
     """Digest of everything that a new pod of the pool is made from; pods of another digest are stale."""
-    python = dict(pool.settings).get("python", default_python)
+    python = python_of(pool, default_python)
     parts = {
         "agent": [FIREPOOL, PROTOCOL],
         "python": [python, str(Path(python).resolve()), interpreter_version(python)],
@@ -120,9 +126,22 @@ def template_of(pool: Pool, default_python: str) -> TemplateDigest:
     return TemplateDigest(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16])
 
 
+def python_of(pool: Pool, default_python: str) -> str:
+    """The pool's job interpreter."""
+    return dict(pool.settings).get("python", default_python)
+
+
 def stamp(pools: Sequence[Pool], default_python: str) -> list[Pool]:
     """The pools with their template digests."""
     return [replace(pool, template=template_of(pool, default_python)) for pool in pools]
+
+
+def interpreter_of(pool: Pool, default_python: str) -> dict[str, Any]:
+    """The pool's job interpreter as its agents will say, for clients that ask before there is a pod."""
+    python = python_of(pool, default_python)
+    number = interpreter_version(python).split(" ")[0]
+    minor = ".".join(number.split(".")[:2])
+    return {"sku": pool.sku, "python": python, "version": minor, "pickle": pickle.HIGHEST_PROTOCOL}
 
 
 # -- what this machine offers -------------------------------------------------------------------------------------------

@@ -26,15 +26,14 @@ def test_a_pools_file_is_read_as_it_says(tmp_path: Path) -> None:
         write(
             tmp_path,
             """
-            [[pool]]
-            sku = "reward"
+            [pools.reward]
             untrusted = true
             idle_timeout_s = 5
             preload = ["json", "math"]
-            [pool.shape]
+            [pools.reward.shape]
             cpus = 2
             memory_mib = 512
-            [pool.settings]
+            [pools.reward.settings]
             python = "/usr/bin/python3"
             """,
         )
@@ -53,10 +52,10 @@ def test_a_pools_file_is_read_as_it_says(tmp_path: Path) -> None:
 
 def test_a_misspelt_knob_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(UnknownField, match="max_count"):
-        read_pools(write(tmp_path, '[[pool]]\nsku = "a"\nmax_cout = 3\n'))
+        read_pools(write(tmp_path, '[pools.a]\nmax_cout = 3\n'))
 
 
-@pytest.mark.parametrize("text", ["[[pool]\n", "[pools]\n", '[[pool]]\nsku = "a"\nmax_count = "many"\n'])
+@pytest.mark.parametrize("text", ["[[pools]\n", "[pool.a]\n", "pools = 3\n", '[pools.a]\nmax_count = "many"\n'])
 def test_what_is_no_pools_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadRequest):
         read_pools(write(tmp_path, text))
