@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
+from firepool_broker.core.engine import Engine
+from firepool_broker.core.events import PoolsConfigured
 from firepool_broker.core.pools import CallerLimits, Pool
 from firepool_broker.shell.ports import EndAttempt, Identity, InsertJob, JobRow, Lost, StartAttempt
 from firepool_wire.errors import (
@@ -189,13 +191,8 @@ class FakeRunner:
         self._versions: dict[str, int] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self.gate.set()
-        self.engine = SimpleNamespace(
-            pool_views=lambda: [SimpleNamespace(pool=p, configured=True, counts={"physical": 0}) for p in self.pools],
-            pod_views=list,
-            explain=lambda job, now: None,
-            job_view=lambda job: None,
-            story_of=lambda name: [],
-        )
+        self.engine = Engine()
+        self.engine.handle(PoolsConfigured(tuple(self.pools)), self.now())
 
     def now(self) -> float:
         return time.time()
@@ -378,6 +375,7 @@ class FakeRunner:
         if found := self.pool_problems(pools):
             raise BadRequest("; ".join(found), problems=found)
         self.pools = list(pools)
+        self.engine.handle(PoolsConfigured(tuple(pools)), self.now())
 
     async def limit(self, caller: str, limits: CallerLimits) -> None:
         self.limits[caller] = limits

@@ -5,6 +5,7 @@ verifies the digest and keeps nothing of an upload that fails.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -17,12 +18,14 @@ from firepool_broker.api.auth import Role, no_such
 from firepool_broker.api.limits import read_body, stream_body
 from firepool_broker.api.lobby import lobby, who
 from firepool_broker.api.routes import bytes_of, declared, json_of, router
-from firepool_broker.api.rules import DIGEST
+from firepool_broker.api.rules import DIGEST, Problem, bad_values
 from firepool_broker.api.schemas import DigestList
 from firepool_broker.api.specs import parse_as
 from firepool_wire.errors import NotFound, PackageError, PayloadTooLarge
 
 Digest = Annotated[str, Path(pattern=DIGEST, description="sha256:<hex> of the stored bytes")]
+
+_is_digest = re.compile(DIGEST.removesuffix("$") + r"\Z").match
 
 #: Digests looked up between two turns of the event loop.
 _STEP = 64
@@ -89,6 +92,9 @@ async def missing(request: Request) -> Response:
     """Those of the digests that the caller has not stored, each once, in the order asked."""
     desk, caller = lobby(request), who(request).caller
     asked = parse_as(_DIGESTS, DigestList, await read_body(request, desk.settings.small_bytes))
+    wrong = [n for n, digest in enumerate(asked.digests) if not _is_digest(digest)]
+    if wrong:
+        raise bad_values([Problem(f"digests[{n}]", "is no sha256:<hex>") for n in wrong])
     absent = []
     for n, digest in enumerate(dict.fromkeys(asked.digests)):
         if n and n % _STEP == 0:

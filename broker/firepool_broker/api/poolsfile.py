@@ -78,13 +78,19 @@ def differences(before: Sequence[Pool], after: Sequence[Pool]) -> list[Differenc
         elif sku not in new:
             found.append({"kind": "removed", "sku": sku, "knob": None, "before": written(old[sku]), "after": None})
         else:
-            found.extend(_changed(sku, asdict(old[sku]), asdict(new[sku])))
+            found.extend(_changed(sku, _compared(old[sku]), _compared(new[sku])))
     return found
 
 
+def _compared(pool: Pool) -> dict[str, Any]:
+    # Another template digest makes the pool's pods stale, also where no knob shows why (another interpreter, say).
+    return {**written(pool), "template": pool.template}
+
+
 def _changed(sku: str, old: dict[str, Any], new: dict[str, Any], under: str = "") -> Iterator[Difference]:
-    for knob, value in new.items():
-        if isinstance(value, dict):
-            yield from _changed(sku, old[knob], value, f"{under}{knob}.")
-        elif old[knob] != value and (under or knob != "sku"):
-            yield {"kind": "changed", "sku": sku, "knob": under + knob, "before": old[knob], "after": value}
+    for knob in dict.fromkeys((*old, *new)):
+        before, after = old.get(knob), new.get(knob)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _changed(sku, before, after, f"{under}{knob}.")
+        elif before != after:
+            yield {"kind": "changed", "sku": sku, "knob": under + knob, "before": before, "after": after}
