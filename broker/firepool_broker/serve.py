@@ -16,7 +16,7 @@ import uvicorn
 
 from firepool_broker.api.app import close_streams, create_app
 from firepool_broker.core.pools import Pool
-from firepool_broker.settings import Settings, default_pools, read_pools, stamp
+from firepool_broker.settings import Settings, default_pools, interpreter_of, read_pools, stamp
 from firepool_broker.shell.agents import Agents
 from firepool_broker.shell.blobs.joblogs import LogFiles
 from firepool_broker.shell.blobs.local import LocalBlobs
@@ -60,8 +60,8 @@ class Broker:
             agents=Agents(),
             providers=load_providers(settings),
         )
-        self.runner = Runner(self._parts, stamp=self._stamp)
-        self.app = create_app(self.runner, stamp=self._stamp)
+        self.runner = Runner(self._parts, self)
+        self.app = create_app(self.runner, stamp=self.stamp)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.address = ""
@@ -100,8 +100,13 @@ class Broker:
         self._publish()
         self._log.info("ready", address=self.address, home=str(settings.home), pools=sorted(self.runner.desk.pools))
 
-    def _stamp(self, pools: Sequence[Pool]) -> list[Pool]:
+    def stamp(self, pools: Sequence[Pool]) -> list[Pool]:
+        """The pools with their template digests."""
         return stamp(pools, self.settings.python)
+
+    def interpreter(self, pool: Pool) -> dict[str, Any]:
+        """The pool's job interpreter, before an agent says it."""
+        return interpreter_of(pool, self.settings.python)
 
     async def failed(self) -> None:
         """Returns when the engine's invariants broke."""

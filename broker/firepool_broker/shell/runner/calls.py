@@ -4,12 +4,15 @@ Launching and following an attempt live in `follow`; what an unanswered call mea
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import AbandonLease, PrepareLease, ProbeAttempt, ResetPod, StopAttempt
 from firepool_broker.core.events import (
     AttemptProbed,
+    Event,
     LeasePrepared,
     LeasePrepareFailed,
     PodSettled,
@@ -45,12 +48,28 @@ class Calls:
 
     def prepare(self, effect: PrepareLease) -> None:
         """Have the agent record who will run and fork the process that waits."""
-        desk = self._desk
 
         def failed(error: Exception) -> LeasePrepareFailed:
             return LeasePrepareFailed(effect.attempt, effect.pod, failure_of(internal(error, "preparing")))
 
-        desk.spawn(self._prepare(effect), "preparing a lease", failed)
+        self._in_turn(effect.pod, self._prepare(effect), "preparing a lease", failed)
+
+    def _in_turn(
+        self,
+        name: PodName,
+        work: Coroutine[Any, Any, None],
+        doing: str,
+        otherwise: Callable[[Exception], Event | None] | None = None,
+    ) -> None:
+        """Calls that change whose the pod is reach its agent in the order of their effects."""
+        pod = self._desk.pods.get(name)
+        if pod is None:
+            self._desk.spawn(work, doing, otherwise)
+            return
+        before = pod.turn
+        if before is not None and not before.done():
+            work = _after(before, work)
+        pod.turn = self._desk.spawn(work, doing, otherwise)
 
     async def _prepare(self, effect: PrepareLease) -> None:
         desk, pod = self._desk, self._desk.pods.get(effect.pod)
@@ -69,16 +88,21 @@ class Calls:
             await desk.parts.agents.prepare(pod.address, effect.attempt, message)
         except AgentUnreachable as error:
             desk.metrics.strikes.labels("prepare").inc()
-            failure = failure_of(HostLost(f"the agent of pod {effect.pod} did not prepare: {error}"))
-            desk.emit(LeasePrepareFailed(effect.attempt, effect.pod, failure))
+            self._not_prepared(effect, HostLost(f"the agent of pod {effect.pod} did not prepare: {error}"))
         except FirepoolError as error:
-            desk.emit(LeasePrepareFailed(effect.attempt, effect.pod, failure_of(error)))
+            self._not_prepared(effect, error)
         else:
             desk.emit(LeasePrepared(effect.attempt, effect.pod))
 
+    def _not_prepared(self, effect: PrepareLease, error: FirepoolError) -> None:
+        self._desk.log.warning(
+            "not prepared", attempt=effect.attempt, pod=effect.pod, code=error.code, cause=error.message
+        )
+        self._desk.emit(LeasePrepareFailed(effect.attempt, effect.pod, failure_of(error)))
+
     def abandon(self, effect: AbandonLease) -> None:
         """Undo a prepare that will not be launched."""
-        self._desk.spawn(self._abandon(effect), "abandoning a lease")
+        self._in_turn(effect.pod, self._abandon(effect), "abandoning a lease")
 
     async def _abandon(self, effect: AbandonLease) -> None:
         pod = self._desk.pods.get(effect.pod)
@@ -173,7 +197,8 @@ class Calls:
 
     def reset(self, effect: ResetPod) -> None:
         """Clean the pod and have it proved."""
-        self._desk.spawn(
+        self._in_turn(
+            effect.pod,
             self._reset(effect),
             "resetting a pod",
             lambda error: ResetUnclean(effect.pod, effect.attempt, f"the reset failed: {error}"),
@@ -233,6 +258,15 @@ class Calls:
                 await self._desk.parts.agents.ack(pod.address, attempt)
             except (AgentUnreachable, FirepoolError) as error:  # the next start of the broker acknowledges again
                 self._desk.log.info("not acknowledged", attempt=attempt, pod=name, cause=str(error))
+
+
+async def _after(before: "asyncio.Task[None]", work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await asyncio.wait((before,))
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    await work
 
 
 def problems_in_words(report: ResetReport) -> str:

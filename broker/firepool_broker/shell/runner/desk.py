@@ -99,6 +99,8 @@ class LivePod:
     struck_at: float | None = None
     #: Set once the pod is verified gone: whoever waits for its agent gives up.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The last call that changes whose the pod is: the next one waits for it.
+    turn: "asyncio.Task[None] | None" = None
     #: Readers of event logs on this pod; they may finish before `PodGone` is told.
     readers: set["asyncio.Task[None]"] = field(default_factory=set)
 

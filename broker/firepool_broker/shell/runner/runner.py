@@ -7,9 +7,9 @@ hold the truth, and the next start rebuilds from them.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from firepool_broker.core.engine import Engine
 from firepool_broker.core.events import (
@@ -45,20 +45,29 @@ from firepool_wire.words import TERMINAL, JobState
 #: A cancel returns when it is recorded; a store that hangs must not hang the request for longer.
 RECORD_PATIENCE_S = 5.0
 
-#: Gives pools their template digests: only whoever knows what pods are made from can.
-Stamp = Callable[[Sequence[Pool]], Sequence[Pool]]
+
+class Templates(Protocol):
+    """What pods are made from: only whoever reads the settings knows."""
+
+    def stamp(self, pools: Sequence[Pool]) -> Sequence[Pool]:
+        """The pools with their template digests."""
+        ...
+
+    def interpreter(self, pool: Pool) -> dict[str, Any] | None:
+        """The pool's job interpreter as its agents will say; None: not known."""
+        ...
 
 
 class Runner:
     """Joins engine, ports and API. Built by `main`; `start` before use, `aclose` at the end."""
 
-    def __init__(self, parts: Parts, metrics: Metrics | None = None, stamp: Stamp = tuple) -> None:
+    def __init__(self, parts: Parts, templates: Templates | None = None) -> None:
         self.engine = Engine()
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self.desk = Desk(parts, self.metrics, self.emit)
         self._inbox: deque[Event] = deque()
         self._draining = False
-        self._stamp = stamp
+        self._templates = templates
         self._limits: dict[Caller, CallerLimits] = {}
         #: The invariant that broke; `main` ends the broker when it is set.
         self.broken: asyncio.Event = asyncio.Event()
@@ -224,7 +233,7 @@ class Runner:
         found = self.pool_problems(pools)
         if found:
             raise BadRequest("the pools cannot be used: " + "; ".join(found), problems=found)
-        stamped = tuple(self._stamp(pools))
+        stamped = tuple(self._templates.stamp(pools) if self._templates is not None else pools)
         self.desk.pools = {pool.sku: pool for pool in stamped}
         self.emit(PoolsConfigured(stamped))
 
@@ -283,13 +292,23 @@ class Runner:
         """Who a bearer token speaks for."""
         return self.desk.parts.tokens
 
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pools as they are configured now."""
+        return tuple(self.desk.pools.values())
+
     def now(self) -> float:
         """The engine's clock: epoch seconds that never run backwards."""
         return self.desk.clock.now()
 
     def interpreters(self) -> Sequence[dict[str, Any]]:
-        """Job interpreters of the pools, as their agents said."""
-        return self._pods.interpreters()
+        """Job interpreters of the pools, as their agents said, or (before there is one) as they will."""
+        told = list(self._pods.interpreters())
+        known = {entry["sku"] for entry in told}
+        if self._templates is not None:
+            silent = [pool for sku, pool in self.desk.pools.items() if sku not in known]
+            told += [entry for pool in silent if (entry := self._templates.interpreter(pool)) is not None]
+        return told
 
     def problems(self) -> Sequence[str]:
         """Why the broker is not ready to take jobs, in words (empty: ready)."""
