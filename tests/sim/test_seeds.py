@@ -148,3 +148,29 @@ def test_a_broken_engine_is_caught_and_the_message_names_seed_and_property(engin
         World(plan).run()
     assert caught.value.seed == 5
     assert str(caught.value).startswith("seed 5,")
+
+
+# -- what a run leaves behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4000, 4010))
+def test_after_the_last_hold_only_the_floor_and_the_idle_cap_are_left(seed):
+    """Nothing that nobody wants is kept: used pods retire with their holds, never-used ones down to floor or idle cap."""
+    plan = replace(random_plan(seed), tail_s=400.0, edits=())
+    world = World(plan)
+    world.run()
+    for pool in plan.config.pools:
+        left = sum(pod.sku == pool.sku for pod in world.scene.yard.pods.values())
+        assert pool.min_count <= left <= max(pool.min_count, pool.max_idle_count), (
+            f"seed {seed}, {pool.sku}: {left} pods"
+        )
+
+
+@pytest.mark.parametrize("seed", range(4010, 4020))
+def test_an_idle_broker_wakes_rarely(seed):
+    """Wake-ups follow deadlines: after the load a quiet broker wakes for its reconcile and for what runs out, not in a loop."""
+    world = World(replace(random_plan(seed), tail_s=900.0, edits=()))
+    world.run()
+    quiet_from = world.clock.now - 300.0
+    woken = sum(r.kind == "Woke" and r.at > quiet_from for r in world.trace.records)
+    assert woken <= 25, f"seed {seed}: {woken} wake-ups in 300 quiet seconds"

@@ -14,7 +14,10 @@ class JobOutcome:
 
     job: JobId
     kind: str
+    #: None: refused, or (a fault) lost.
     state: JobState | None
+    #: Error code of a refusal, "" if it was taken.
+    refused: str
     submitted_at: float
     #: User code of the last attempt began; None: it never ran.
     first_at: float | None
@@ -50,8 +53,8 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Jobs without an end."""
-        return sum(job.state is None for job in self.jobs)
+        """Jobs without an end that were not refused."""
+        return sum(job.state is None and not job.refused for job in self.jobs)
 
     def starts_s(self) -> list[float]:
         """Submit → first instruction of every job that ran."""
@@ -77,6 +80,7 @@ def outcome_of(scene: Scene, trace: Trace, crashes: int) -> Outcome:
                 job=story.job,
                 kind=story.work.kind,
                 state=story.state,
+                refused=story.refused.code if story.refused is not None else "",
                 submitted_at=story.submitted_at,
                 first_at=first.get(story.job),
                 ended_at=story.ended_at,
