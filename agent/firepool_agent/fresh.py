@@ -6,6 +6,8 @@ memory that the waiting process packed while it still could, and its order in an
 """
 
 import faulthandler
+import importlib
+import importlib.util
 import io
 import json
 import os
@@ -13,6 +15,7 @@ import site
 import socket
 import sys
 import time
+import types
 import zipfile
 from dataclasses import asdict
 from typing import NoReturn
@@ -23,13 +26,19 @@ _START = (
     "import sys; sys.path[:1] = ['/proc/self/fd/{zip}']; from firepool_agent import fresh; fresh.main({zip}, {order})"
 )
 
+#: Packages that go along.
+_CARRIED = ("firepool_agent", "firepool_wire", "cloudpickle")
+
+#: `sys.modules` as it was before the attempt forgot us; filled by the zygote.
+house_modules: dict[str, types.ModuleType] = {}
+
 
 def pack_modules() -> int:
     """The modules that the job side needs, as an archive in memory; its descriptor survives `exec`."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name, module in sorted(sys.modules.items()):
-            if name.partition(".")[0] in ("firepool_agent", "firepool_wire") and module.__file__:
+        for name, module in sorted(house_modules.items()):
+            if name.partition(".")[0] in _CARRIED and module.__file__:
                 is_package = hasattr(module, "__path__")
                 inside = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
                 archive.write(module.__file__, inside)
@@ -62,7 +71,7 @@ def main(modules: int, order: int) -> NoReturn:
         with os.fdopen(order, "rb") as file:
             file.seek(0)
             told = json.load(file)
-        sys.path.remove(f"/proc/self/fd/{modules}")
+        _bring_cloudpickle(f"/proc/self/fd/{modules}")
         os.close(modules)
         work = Order(**told["order"])
         for path in reversed(work.paths):
@@ -79,6 +88,15 @@ def main(modules: int, order: int) -> NoReturn:
     finally:
         flush()
         os._exit(code)
+
+
+def _bring_cloudpickle(archive: str) -> None:
+    """The environment's own cloudpickle first, else the one in the archive; nothing of ours stays on the path."""
+    sys.path.remove(archive)
+    if importlib.util.find_spec("cloudpickle") is None:
+        sys.path.append(archive)
+        importlib.import_module("cloudpickle")
+        sys.path.remove(archive)
 
 
 def _add_site(path: str) -> None:

@@ -90,6 +90,7 @@ class Routes:
             python_version=str(about.get("python_version", "")),
             pickle=int(about.get("pickle", 0)),
             cards=config.cards,
+            preload_failed=dict(about.get("failed", {})),
             attempts=self._attempts.ids(),
             memory_limit_bytes=config.memory_limit_bytes,
             last_user=self._parts.journal.last_user,

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any
 
-from firepool_agent import cell, isolate
+from firepool_agent import cell, fresh, isolate
 from firepool_agent.cgroups import JobGroup
 from firepool_agent.outcome import pickler
 from firepool_agent.scratch import Slot
@@ -53,7 +53,8 @@ def find_site_packages() -> list[str]:
             return known
         for line in map(str.strip, text.splitlines()):
             if line.startswith(("import ", "import\t")):
-                lines.append(line)
+                if line not in lines:  # `site` visits a virtual environment's folder twice
+                    lines.append(line)
             elif line and not line.startswith("#"):
                 path = os.path.abspath(os.path.join(sitedir, line))
                 if path not in known and os.path.exists(path):
@@ -151,6 +152,7 @@ def main(fd: int, agent_dir: str) -> None:
     _bring_cloudpickle(settings.get("cloudpickle_dir"))
     # Ours was only on the path to load these modules: a user's `import h11` must not find the agent's.
     sys.path[:] = [p for p in sys.path if p != agent_dir]
+    fresh.house_modules.update(sys.modules)
     _prepare_rehearsal()
     # A collection in a child would touch, and so copy, every page; it is switched on again before user code.
     gc.collect()
