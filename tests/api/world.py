@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[tuple[uvicorn.Server, str]]:
+async def serving(
+    app: FastAPI, end_streams: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[uvicorn.Server, str]]:
     """The application behind a real HTTP server on a free port."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, http="httptools", lifespan="off", log_config=None, timeout_graceful_shutdown=2
@@ -103,6 +105,7 @@ async def serving(app: FastAPI) -> AsyncIterator[tuple[uvicorn.Server, str]]:
         yield server, f"http://127.0.0.1:{port}"
     finally:
         close_streams(app)
+        end_streams()
         server.should_exit = True
         await task
 

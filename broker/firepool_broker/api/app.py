@@ -72,7 +72,9 @@ async def _bad_parameters(request: Request, error: Exception) -> Any:
 def _described_once(app: FastAPI) -> Any:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = describe(app, *(shape for room in _ROOMS for shape in getattr(room, "SHAPES", ())))
+            document = describe(app, *(shape for room in _ROOMS for shape in getattr(room, "SHAPES", ())))
+            pools.publish(document["components"]["schemas"])
+            app.openapi_schema = document
         return app.openapi_schema
 
     return openapi

@@ -91,6 +91,19 @@ async def put(request: Request) -> Response:
     return answer(told)
 
 
+def publish(schemas: dict[str, Any]) -> None:
+    """Say in the OpenAPI document what a definition is: the core's pool, as `poolsfile` reads and writes it."""
+    definition = schemas["Pool"]
+    definition["description"] = "Definition of a pool."
+    definition["properties"].pop("template")
+    definition["properties"]["settings"] = {"type": "object", "additionalProperties": {"type": "string"}}
+    for name in ("Pool", "Shape"):
+        schemas[name]["additionalProperties"] = False
+    one = {"$ref": "#/components/schemas/Pool"}
+    schemas["PoolsBody"]["properties"]["pools"]["items"] = one
+    schemas["PoolBody"]["properties"]["pool"] = one
+
+
 def shown(desk: Lobby) -> list[PoolBody]:
     """Every pool as the API shows it, by SKU."""
     interpreters: dict[str, list[InterpreterBody]] = {}
