@@ -135,7 +135,7 @@ class Database:
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",
-            # Checkpoints are ours: SQLite's own would stall a commit for 5-15 ms every thousand pages.
+            # Checkpoints are ours: SQLite's own would make one commit in a hundred some ms longer.
             "wal_autocheckpoint=0",
             f"journal_size_limit={LOG_PAGES * 4096}",
             "temp_store=MEMORY",

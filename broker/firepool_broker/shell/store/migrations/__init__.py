@@ -1,7 +1,7 @@
 """Brings a database forward to the schema of `tables`, from code, with the versions that ship in the wheel.
 
 An empty database is made at once from `schema.sql`, which is exactly what the versions make (a test compares them), and a
-database that is up to date is left alone: SQLAlchemy and Alembic, 0.2–0.5 s of importing, are loaded only for a real migration.
+database that is up to date is left alone: SQLAlchemy and Alembic, which take long to import, are loaded only for a real migration.
 """
 
 import sqlite3
