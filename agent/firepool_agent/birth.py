@@ -242,6 +242,7 @@ def _become_clean(log: str, keep: set[int]) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
+    os.umask(0o022)  # layers and packages are read by other uids, whatever the broker's own taste
     null = os.open(os.devnull, os.O_RDONLY)
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
@@ -343,6 +344,7 @@ def _settle_in(inner: _Inner, given: _Given) -> PodConfig:
         uid_count=uid_count,
         uid_killer=_KILLER_UID if uid_count else 0,
         nested=True,
+        covered=[r for r in order.roots if any(r.startswith(f"{d}/") for d in (rootfs.WORK, rootfs.HOME, rootfs.TMP))],
         cgroups=groups,
         hostname=plan.hostname,
         address=plan.address,

@@ -197,6 +197,7 @@ def _own_mounts(config: PodConfig, slot: Slot) -> None:
     """The attempt's mount namespace: own /proc, and its slot where programs expect the directories."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) for path in config.covered]
     for source, target in (
         (slot.work, config.work_dir),
         (slot.home, config.home_dir),
@@ -204,6 +205,10 @@ def _own_mounts(config: PodConfig, slot: Slot) -> None:
         (slot.shm, "/dev/shm"),
     ):
         syscalls.bind(source, target)
+    for path, handle in kept:
+        os.makedirs(path, exist_ok=True)
+        syscalls.bind(f"/proc/self/fd/{handle}", path, read_only=True, recursive=True)
+        os.close(handle)
     if slot.uid:
         named = f"{slot.root}/passwd"
         with open(named, "w") as f:

@@ -160,7 +160,12 @@ class Nursery:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            try:
+                self._obey(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as e:
+                # One broken request must not cost every pod on this machine its keeper.
+                error = Internal(f"the nursery cannot read {line[:200]!r}: {type(e).__name__}: {e}")
+                self._say({"is": "refused", "name": "", "error": error.to_json()})
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._peer is None:

@@ -26,7 +26,8 @@ from firepool_agent.syscalls import (
 )
 
 AGENT_DIR = "/run/firepool"
-WORK, HOME, TMP = "/work", "/home/job", "/tmp"
+#: Not `/work`, `/app` or the like: those are where people keep the projects whose interpreters are shown at their own paths.
+WORK, HOME, TMP = "/job", "/home/job", "/tmp"
 #: Parts of /etc that programs read and that say nothing about the host's people.
 _ETC = (
     "ssl",
@@ -88,6 +89,9 @@ def build(plan: Plan, sources: Mapping[str, int]) -> dict[str, str]:
     mount("tmpfs", _handle(sources, plan.staging), "tmpfs", MS_NOSUID | MS_NODEV, "size=16m,mode=755")
     # The handle shows the directory below the mount, the path (reachable by anyone) what lies on it.
     root = plan.staging
+    os.mkdir(root + TMP)
+    # The agent's and the zygote's own /tmp; every attempt has another one over it.
+    mount("tmpfs", root + TMP, "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")
     for path in _BASE:
         _show(root, path)
     for path in plan.roots:
@@ -108,8 +112,6 @@ def build(plan: Plan, sources: Mapping[str, int]) -> dict[str, str]:
     ):
         os.makedirs(root + path, exist_ok=True)
         os.chmod(root + path, mode)
-    # The agent's and the zygote's own /tmp; every attempt has another one over it.
-    mount("tmpfs", root + TMP, "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")
     groups = _agent_dir(root, plan, sources)
     for fd in sources.values():
         os.close(fd)
@@ -202,15 +204,17 @@ def _dev(root: str, devices: tuple[str, ...]) -> None:
 def _agent_dir(root: str, plan: Plan, sources: Mapping[str, int]) -> dict[str, str]:
     base = root + AGENT_DIR
     os.makedirs(base)
-    os.chmod(base, 0o700)
+    # Attempts find an empty directory over it; a build of requirements, as a uid of its own, must reach its room in `caches`.
+    os.chmod(base, 0o711)
     for name, size in (("scratch", plan.scratch_bytes), ("unpack", plan.unpack_bytes), ("state", plan.unpack_bytes)):
         os.mkdir(f"{base}/{name}")
-        mount("tmpfs", f"{base}/{name}", "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=711")
+        mount("tmpfs", f"{base}/{name}", "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=700")
     os.mkdir(f"{base}/caches")
     bind(_handle(sources, plan.caches), f"{base}/caches")
     os.mkdir(f"{base}/mqueue")
     with contextlib.suppress(OSError):  # kernels without POSIX queues have none to leave behind
         mount("mqueue", f"{base}/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    os.mkdir(f"{base}/cgroup", 0o700)
     groups = {}
     for controller, path in plan.cgroups.items():
         os.makedirs(f"{base}/cgroup/{controller}")

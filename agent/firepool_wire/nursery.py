@@ -107,7 +107,7 @@ class PodConfig(Message):
     isolation: str
     isolation_why: str = ""
 
-    #: Private to the agent (0700): the directories below lie in it.
+    #: The agent's own: the directories below lie in it; attempts find an empty directory there.
     agent_dir: str
     #: Attempt records, exit records, event logs.
     state_dir: str
@@ -129,6 +129,9 @@ class PodConfig(Message):
     #: K of the kill sweep (`design.md` §4.2): a uid that owns no process. 0 = none.
     uid_killer: int = 0
     user: str = "job"
+    #: Directories shown in the pod that lie below the job's work dir, home or /tmp (an interpreter in /tmp): an attempt's own
+    #: directories would cover them, so its guard shows them again.
+    covered: list[str] = field(default_factory=list)
     #: Whether attempts get a PID (and mount) namespace of their own inside the pod.
     nested: bool = False
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from firepool_agent import gpu, isolate
@@ -150,18 +150,45 @@ def serve(config: PodConfig) -> int:
             stream.write(json.dumps(answer).encode() + b"\n")
 
 
+@dataclass(frozen=True)
+class House:
+    """Where the agent's code lies, which Python runs it, and as whom."""
+
+    root: str = ROOT
+    python: str = sys.executable
+    uid: int = os.geteuid()
+    #: What runs in a pod: the small agent, or `firepool_agent.server:serve`.
+    serve: str = "tests.agent.podkit:serve"
+
+
 class Nest:
     """A nursery for one test (or module)."""
 
     def __init__(
-        self, *, env: dict[str, str] | None = None, serve: str = "tests.agent.podkit:serve", orphan_s: float = 60.0
+        self,
+        *,
+        env: dict[str, str] | None = None,
+        orphan_s: float = 60.0,
+        house: "House | None" = None,
+        directories: tuple[str, str] | None = None,
     ) -> None:
-        self.home = tempfile.mkdtemp(prefix="fp-home-")
-        self.run_dir = tempfile.mkdtemp(prefix="fp-run-")
-        command = [sys.executable, "-m", "firepool_agent.nursery", "--home", self.home, "--run", self.run_dir]
-        command += ["--serve", serve, "--orphan-timeout-s", str(orphan_s)]
+        house = house or House()
+        made = directories or (tempfile.mkdtemp(prefix="fp-home-"), tempfile.mkdtemp(prefix="fp-run-"))
+        self.home, self.run_dir = made
+        for path in made:
+            os.makedirs(path, exist_ok=True)
+            os.chown(path, house.uid, house.uid)
+        command = [house.python, "-m", "firepool_agent.nursery", "--home", self.home, "--run", self.run_dir]
+        command += ["--serve", house.serve, "--orphan-timeout-s", str(orphan_s)]
+        as_other: dict[str, Any] = {}
+        if house.uid != os.geteuid():
+            as_other = {"user": house.uid, "group": house.uid, "extra_groups": []}
         self.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": ROOT, **(env or {})}, cwd=ROOT, start_new_session=True
+            command,
+            env={**os.environ, "PYTHONPATH": house.root, **(env or {})},
+            cwd=house.root,
+            start_new_session=True,
+            **as_other,
         )
         path = f"{self.run_dir}/nursery.sock"
         until(lambda: os.path.exists(path) or self.process.poll() is not None, "the nursery's socket")
@@ -185,7 +212,9 @@ class Nest:
                     return fact
             line = self._stream.readline()
             assert line, f"the nursery hung up while waiting for {kind} {name}"
-            self.facts.append(json.loads(line))
+            fact = json.loads(line)
+            assert kind != "made" or fact["is"] != "refused", fact
+            self.facts.append(fact)
 
     def make(self, name: str = "pod", **wish: Any) -> dict[str, Any]:
         """Make a pod and wait until it is ready; its state."""
@@ -231,7 +260,8 @@ class Nest:
         except subprocess.TimeoutExpired:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self._stream.close()
+        with contextlib.suppress(OSError):
+            self._stream.close()
         self.peer.close()
         for path in (self.home, self.run_dir):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,11 +1,8 @@
 """What an attempt is, sees and may do inside a real pod; how its end is told."""
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -285,19 +282,3 @@ def test_a_lowered_ceiling_is_reported_with_its_reason(level: str, monkeypatch: 
     # Where another uid cannot read the interpreter (a Python in a 0700 home), `uid` is not what a job would have.
     assert found.level == level or (level == "uid" and found.level == "process" and "other uids" in found.why)
     assert not found.reaches(Isolation.NAMESPACES)
-
-
-@pytest.fixture
-def plain_house() -> Iterator[Path]:
-    """The agent's code where any user can read it."""
-    root = Path(tempfile.mkdtemp(prefix="fp-house-", dir="/var/tmp"))
-    root.chmod(0o755)
-    for name in ("firepool_agent", "firepool_wire"):
-        shutil.copytree(f"agent/{name}", root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree("tests/agent", root / "tests/agent", ignore=shutil.ignore_patterns("__pycache__"))
-    for directory, _, files in os.walk(root):
-        os.chmod(directory, 0o755)
-        for name in files:
-            os.chmod(f"{directory}/{name}", 0o644)
-    yield root
-    shutil.rmtree(root)
