@@ -56,18 +56,19 @@ class BrokerProcess:
     def kill(self) -> None:
         """SIGKILL: nothing is tidied up."""
         assert self.process is not None
-        self._hang_up()
+        self.hang_up()
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
-        self._hang_up()
+        self.hang_up()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the connection to the broker."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -84,7 +85,7 @@ class BrokerProcess:
             answer = self._connection.getresponse()
             return answer.status, answer.read()
         except (http.client.HTTPException, OSError):
-            self._hang_up()
+            self.hang_up()
             raise
 
     def json(self, method: str, path: str, body: Any = None) -> Any:
