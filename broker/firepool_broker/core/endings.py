@@ -25,7 +25,7 @@ from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, SUCCEEDED, JobR
 from firepool_broker.core.leases import Lease, Part, Phase
 from firepool_broker.core.pods import RESETTING, RUNNING, PodRecord
 from firepool_broker.core.state import State
-from firepool_wire.words import Fault, JobState
+from firepool_wire.words import Fault
 
 #: A stop that was not confirmed for so long ends with the deletion of the pod (its verified end ends the attempt).
 STOP_WAIT_S = 60.0
@@ -33,6 +33,8 @@ STOP_WAIT_S = 60.0
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.25, 5.0
 #: Back-off between infrastructure re-queues; the first is immediate.
 _REQUEUE_FIRST_S, _REQUEUE_LAST_S = 0.25, 10.0
+
+_SUCCESS = rows.Verdict(SUCCEEDED, None)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
@@ -169,32 +171,33 @@ def _finish(s: State, lease: Lease) -> None:
     if lease.open or lease.phase is not Phase.RUNNING or s.leases.get(lease.attempt) is not lease:
         return
     job = lease.job
-    state, cause = _verdict(lease)
-    if state is CANCELLED and lease.unverified:
+    verdict = _verdict(lease)
+    if verdict.state is CANCELLED and lease.unverified:
         return
     lease.phase = Phase.ENDING
-    rows.commit_end(s, job, state, lease.exits[0], cause)
+    rows.commit_end(s, job, verdict, lease.exits[0])
     if job.slot:
         s.timers.arm(job, job.due())
 
 
-def _verdict(lease: Lease) -> tuple[JobState, Failure | None]:
+def _verdict(lease: Lease) -> rows.Verdict:
     """What the attempt's end makes of the job."""
     job = lease.job
     cause = lease.cause
     if cause is None or all(ended is not None and ended.failure is None for ended in lease.exits):
         # Also when a stop was asked for: the job was done before it came.
-        return SUCCEEDED, None
+        return _SUCCESS
     if job.cancel is not None:
-        return rows.end_state(job.cancel), job.cancel
+        return rows.Verdict(rows.end_state(job.cancel), job.cancel)
     told = _told(lease, cause)
-    if rows.is_infra(cause, lease.cause_exit):
+    infra = rows.is_infra(cause, lease.cause_exit)
+    if infra:
         again = job.infra_retries < job.pool.pool.max_infra_retries
     else:
         used = job.retry_count - job.infra_retries
         wanted = job.ask.retry_on
         again = used < job.ask.max_retries and (not wanted or cause.code in wanted or told.code in wanted)
-    return (QUEUED if again else FAILED), told
+    return rows.Verdict(QUEUED if again else FAILED, told, infra)
 
 
 def _told(lease: Lease, cause: Failure) -> Failure:

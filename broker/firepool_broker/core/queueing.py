@@ -49,7 +49,7 @@ def end_waiting(s: State, job: JobRecord, cause: Failure) -> None:
         rows.refuse(s, job, cause)
         forget(s, job, cause)
         return
-    rows.commit_end(s, job, rows.end_state(cause), None, cause)
+    rows.commit_end(s, job, rows.Verdict(rows.end_state(cause), cause), None)
     s.timers.arm(job, job.due())
 
 

@@ -2,13 +2,15 @@
 of their effects, so the version after every write is known when it is emitted.
 """
 
+from dataclasses import dataclass
+
 from firepool_broker.core.asks import Exit, Failure
 from firepool_broker.core.effects import Accept, CommitEnd, CommitStart, Notify, Refuse, StoreJob
 from firepool_broker.core.ids import JobId, attempt_id
 from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, JobRecord, Row
 from firepool_broker.core.leases import Lease, Phase
 from firepool_broker.core.state import State
-from firepool_wire.words import JobState
+from firepool_wire.words import Fault, JobState
 
 
 def store(s: State, job: JobRecord, state: JobState) -> None:
@@ -68,19 +70,27 @@ def commit_start(s: State, lease: Lease) -> None:
     )
 
 
-def commit_end(s: State, job: JobRecord, state: JobState, ended: Exit | None, cause: Failure | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a job ends as, or QUEUED when it gets another attempt; `infra`: one that does not use up its retries."""
+
+    state: JobState
+    cause: Failure | None
+    infra: bool = False
+
+
+def commit_end(s: State, job: JobRecord, verdict: Verdict, ended: Exit | None) -> None:
     """Write a terminal state, or a re-queue under the next retry count; a failed write is issued again."""
     lease = job.lease
-    requeue = state is QUEUED
-    infra = requeue and cause is not None and is_infra(cause, ended)
+    requeue = verdict.state is QUEUED
     end = CommitEnd(
         lease.attempt if lease is not None else attempt_id(job.id, job.retry_count),
         job.version,
-        state,
+        verdict.state,
         ended,
-        cause,
+        verdict.cause,
         job.retry_count + requeue,
-        job.infra_retries + infra,
+        job.infra_retries + (requeue and verdict.infra),
         lease.path if lease is not None else None,
         job.why.value if job.why is not None else "",
         _times(job, lease),
@@ -97,7 +107,7 @@ def end_state(cause: Failure) -> JobState:
 def is_infra(cause: Failure, ended: Exit | None) -> bool:
     """Whether an infrastructure re-queue applies: no exit record of user code exists for the part that failed."""
     return (
-        cause.fault.value == "infra"
+        cause.fault is Fault.INFRA
         and cause.retryable
         and (ended is None or (ended.exit_code is None and ended.signal is None))
     )
