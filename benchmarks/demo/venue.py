@@ -21,6 +21,7 @@ max_count = 4
 idle_timeout_s = 60
 untrusted = true
 simulated_start_s = {start_s}
+step = 200
 
 [pools.demo-{arm}.shape]
 cpus = 1
