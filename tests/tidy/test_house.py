@@ -8,9 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import firepool_wire.version
 import pytest
 
+import firepool_wire.version
+from benchmarks import diagrams
 from tests.tidy.source import ROOT, label, modules, tree
 
 #: Core rooms that hold only names or data, checked through the rooms that use them.
@@ -54,16 +55,13 @@ def test_every_decision_names_what_was_rejected() -> None:
     assert not thin
 
 
-def test_the_map_in_architecture_names_every_room_of_the_broker() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    rooms = {
-        p.stem
-        for folder in ("core", "shell", "api", "sim")
-        for p in (ROOT / "broker/firepool_broker" / folder).glob("*.py")
-    }
-    rooms -= {"__init__"}
-    missing = sorted(r for r in rooms if f"`{r}`" not in text)
-    assert not missing, f"ARCHITECTURE.md does not mention: {missing}"
+def test_what_the_docs_draw_of_the_code_is_up_to_date() -> None:
+    stale = [
+        name
+        for name, text in diagrams.pages().items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text() != text
+    ]
+    assert not stale, f"run `make docs` for {stale}"
 
 
 @pytest.mark.parametrize(
