@@ -22,7 +22,7 @@ CLOCK_BOOTTIME of the pod's host, in seconds: after it the agent refuses (409). 
 table. A path id is the attempt id `<job-id>:<retry-count>`, percent-encoded.
 """
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 
@@ -40,7 +40,7 @@ class Message:
         Raises:
             TypeError: a required key is missing.
         """
-        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        names: tuple[str, ...] = cls.__slots__  # type: ignore[attr-defined]
         return cls(**{k: v for k, v in body.items() if k in names})
 
 

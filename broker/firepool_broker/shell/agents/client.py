@@ -8,6 +8,7 @@ kept connection that turns out to be closed is replaced and the call sent again.
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote
@@ -42,6 +43,9 @@ RESET_MARGIN_S = 15.0
 SETTLE_TIMEOUT_S = 120.0
 UPLOAD_TIMEOUT_S = 300.0
 UPLOAD_CHUNK = 256 * 1024
+
+#: One encoder for all calls: `json.dumps` with separators makes a new one each time.
+_dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Agents:
@@ -167,7 +171,7 @@ class Agents:
         if exchange.status >= 300:
             raise _error(exchange)
         content = exchange.content()
-        answer: dict[str, Any] = json.loads(content) if content else {}
+        answer: dict[str, Any] = json.loads(content.decode()) if content else {}
         return answer
 
     async def _call(self, address: str, request: bytes, *, timeout_s: float, headers_only: bool = False) -> Exchange:
@@ -220,7 +224,12 @@ async def _drain(connection: Connection) -> None:
 
 
 def _path(attempt: str, rest: str = "") -> str:
-    return f"/v1/attempts/{quote(attempt, safe='')}{rest}"
+    return f"/v1/attempts/{_quoted(attempt)}{rest}"
+
+
+@lru_cache(maxsize=4096)
+def _quoted(attempt: str) -> str:
+    return quote(attempt, safe="")
 
 
 def _head(method: str, path: str, length: int) -> bytes:
@@ -230,7 +239,7 @@ def _head(method: str, path: str, length: int) -> bytes:
 def _encode(message: Message) -> bytes:
     # Messages are flat: `dataclasses.asdict` would copy every nested container first.
     names: tuple[str, ...] = type(message).__slots__  # type: ignore[attr-defined]
-    return json.dumps({name: getattr(message, name) for name in names}, separators=(",", ":")).encode()
+    return _dump({name: getattr(message, name) for name in names}).encode()
 
 
 def _error(exchange: Exchange) -> FirepoolError:

@@ -113,6 +113,8 @@ class Run:
     pod: PodName
     rank: int
     launched: bool = False
+    #: Its event log was read before, by this broker or an earlier one.
+    read_before: bool = False
     #: Exit record, once its event log was read to the end and everything produced is stored.
     exit: ExitRecord | None = None
     #: What the launch failed with, whole.

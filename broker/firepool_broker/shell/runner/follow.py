@@ -54,7 +54,7 @@ class Follow:
         """Re-attach to a live attempt after a start of the broker."""
         for rank, name in enumerate(effect.pods):
             run, pod = self._run(effect.attempt, name, rank), self._desk.pods.get(name)
-            run.launched = True
+            run.launched = run.read_before = True
             if pod is not None and run.exit is None:
                 self._read(run, pod)
 
@@ -63,7 +63,7 @@ class Follow:
         live = self._desk.jobs.get(job_of(attempt))
         rank = live.pods.index(pod.name) if live is not None and pod.name in live.pods else 0
         run = self._run(attempt, pod.name, rank)
-        run.launched = True
+        run.launched = run.read_before = True
         if live is not None and run.exit is None:
             await self._to_the_end(run, pod, live, tell=False)
         return run

@@ -60,7 +60,8 @@ class Harvest:
         self._logs = logs
         self._blobs = blobs
         #: Log frames up to here were stored before (by an earlier reading): they are skipped.
-        self._stored = logs.event_offset(run.attempt, run.rank)
+        self._stored = logs.event_offset(run.attempt, run.rank) if run.read_before else 0
+        run.read_before = True
         self._parts: list[bytes] = []
         self._spool: Spool | None = None
         self._record: ExitRecord | None = None

@@ -146,13 +146,14 @@ class Runner:
             return
         self._draining = True
         engine, clock, carry, inbox = self.engine, self.desk.clock, self._effects.carry, self._inbox
+        took = self.metrics.handle.took
         event: Event | None = None
         try:
             while inbox:
                 event = inbox.popleft()
                 began = perf_counter()
                 effects = engine.handle(event, clock.now())
-                self.metrics.handled(perf_counter() - began)
+                took(perf_counter() - began)
                 for effect in effects:
                     carry(effect)
         except Exception as error:
