@@ -110,7 +110,7 @@ class Tracker:
 
     def expire_idle(self, pod: PodRecord) -> None:
         """Its keep-alive ran out: it may be scaled down, and is claimable until then."""
-        if not pod.expired:
+        if not pod.expired and not pod.single_use:
             pod.expired = True
             pod.rack.expired += 1
 
