@@ -183,7 +183,11 @@ def _pick(pod: PodRecord, picked: dict[PodRecord, None], cards: dict[Card, None]
 
 def _dedicated(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> list[PodRecord] | None:
     """Pods made for single-use jobs first, then never-used idle ones, which are deleted afterwards too."""
-    fits = [pod for pod in pool.dedicated if pod.strength >= job.strength and _cards_free(pod, tracker)][: job.pods]
+    fits = [
+        pod
+        for pod in pool.dedicated
+        if not pod.rack.stale and pod.strength >= job.strength and _cards_free(pod, tracker)
+    ][: job.pods]
     if len(fits) + pool.rack.counts[IDLE_PODS] < job.pods:
         return None
     borrowed: list[PodRecord] = []

@@ -142,6 +142,9 @@ def _scale_down(s: State, pool: PoolRecord, remove: int) -> bool:
 
 def _drop_orphans(s: State, pool: PoolRecord) -> None:
     """Single-use pods whose job does not wait any more: they are never idle (spec §3)."""
+    if len(pool.racks) > 1:
+        for pod in [pod for pod in pool.dedicated if pod.rack.stale]:
+            fleet.retire(s, pod, "its template is stale")
     surplus = len(pool.dedicated) + pool.single_starting - pool.queue.single_use_pods
     if surplus > 0 and pool.dedicated:
         for pod in list(pool.dedicated)[:surplus]:

@@ -40,6 +40,8 @@ def on_ready(s: State, event: PodReady) -> None:
     s.tracker.ready(pod, s.now)
     if pod.single_use:
         s.timers.disarm(pod)
+        if pod.rack.stale:
+            retire(s, pod, "its template is stale")
     else:
         s.timers.arm(pod, s.now + pool.pool.idle_timeout_s)
     admission.doom_too_isolated(s, pool)

@@ -5,10 +5,13 @@ Units (spec §1): `min_count`, `max_idle_count`, `drain_budget`, `step` in pods;
 processors (GPUs, or cores on CPU SKUs); names of seconds end in `_s`.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
-from firepool_broker.core.ids import Sku, TemplateDigest
+from firepool_broker.core.ids import Caller, Sku, TemplateDigest
+from firepool_wire.words import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +109,78 @@ class CallerLimits:
 
 #: Caller without configured limits.
 UNLIMITED = CallerLimits()
+
+
+# -- validation of a whole configuration --------------------------------------------------------------------------------
+
+
+def problems(pools: Sequence[Pool], limits: Mapping[Caller, CallerLimits]) -> list[str]:
+    """Everything that is wrong with a configuration, in words, every error at once; empty when it can be used."""
+    found: list[str] = []
+    seen: set[Sku] = set()
+    for pool in pools:
+        if pool.sku in seen:
+            found.append(f"{pool.sku}: is defined twice")
+        seen.add(pool.sku)
+        found += [f"{pool.sku}: {words}" for words in (*_of_shape(pool.shape), *_of_counts(pool), *_of_times(pool))]
+    for caller, limit in limits.items():
+        for name, value in (("max_pods", limit.max_pods), ("max_processors", limit.max_processors)):
+            if value is not None and value < 0:
+                found.append(f"limits of {caller}: {name} is {value}; it must be 0 or more")
+    return found
+
+
+def _of_shape(shape: Shape) -> Iterator[str]:
+    if shape.gpus < 0:
+        yield f"shape.gpus is {shape.gpus}; it must be 0 or more"
+    if not 0 < shape.cpus < inf:
+        yield f"shape.cpus is {shape.cpus:g}; it must be more than 0"
+    if shape.memory_mib < 16:
+        yield f"shape.memory_mib is {shape.memory_mib}; no pod runs in less than 16 MiB"
+    if shape.gpus and shape.accelerator == "cpu":
+        yield "shape.gpus without shape.accelerator: name the model of the cards"
+    if not shape.gpus and shape.accelerator != "cpu":
+        yield f"shape.accelerator is {shape.accelerator!r}, but shape.gpus is 0"
+
+
+def _of_counts(pool: Pool) -> Iterator[str]:
+    for name, value in (
+        ("min_count", pool.min_count),
+        ("max_idle_count", pool.max_idle_count),
+        ("max_count", pool.max_count),
+    ):
+        if value < 0:
+            yield f"{name} is {value}; it must be 0 or more"
+    for name, value in (("step", pool.step), ("drain_budget", pool.drain_budget)):
+        if value < 1:
+            yield f"{name} is {value}; with less than 1 the pool could never change"
+    if pool.shape.gpus >= 0 and pool.min_count > max(0, pool.max_pods):
+        yield (
+            f"min_count (floor) is {pool.min_count} pods, above the ceiling: max_count {pool.max_count} holds "
+            f"{max(0, pool.max_pods)} pods of {pool.shape.processors} processors"
+        )
+    if pool.enabled and 0 <= pool.max_count < pool.shape.processors:
+        yield f"max_count {pool.max_count} is less than one pod of {pool.shape.processors} processors: no job could ever run"
+    if pool.max_queue_length < 1:
+        yield f"max_queue_length is {pool.max_queue_length}; it must be at least 1"
+    if pool.max_infra_retries < 0:
+        yield f"max_infra_retries is {pool.max_infra_retries}; it must be 0 or more"
+
+
+def _of_times(pool: Pool) -> Iterator[str]:
+    for name in ("idle_timeout_s", "hold_tenure_min_s", "reset_wait_s", "simulated_start_s"):
+        value: float = getattr(pool, name)
+        if not 0 <= value < inf:
+            yield f"{name} is {value:g}; it must be 0 or more, and finite"
+    for name in ("reconcile_interval_s", "pod_start_timeout_s"):
+        value = getattr(pool, name)
+        if not 0 < value < inf:
+            yield f"{name} is {value:g}; it must be more than 0, and finite"
+    if pool.caller_hold_s is not None and not 0 <= pool.caller_hold_s < inf:
+        yield f"caller_hold_s is {pool.caller_hold_s:g}; it must be 0 (retire at release) or more, and finite"
+    for name in ("queue_timeout_s", "start_timeout_s", "run_timeout_s", "partition_lease_s"):
+        limit: float | None = getattr(pool, name)
+        if limit is not None and not 0 < limit < inf:
+            yield f"{name} is {limit:g}; it must be more than 0, or absent for no limit"
+    if pool.isolation not in (known := [level.value for level in Isolation]):
+        yield f"isolation is {pool.isolation!r}; it must be one of {', '.join(known)}"
