@@ -15,6 +15,8 @@ from firepool_wire.nursery import PodConfig
 
 _ROOT = "/sys/fs/cgroup"
 _CONTROLLERS = ("memory", "pids", "cpu")
+#: Weight of all pods together against single processes outside, per core.
+_PODS_WEIGHT = 8
 
 
 def parse_own_groups(text: str) -> dict[str, str]:
@@ -63,6 +65,9 @@ class Site:
         if not os.access(f"{path}/cgroup.procs", os.W_OK):
             return
         self.parents[key] = path
+        if key == "cpu":
+            # All pods together are one group of this machine; at the default weight of one process they would starve.
+            _write(f"{path}/cpu.shares", str(1024 * _PODS_WEIGHT * (os.cpu_count() or 1)))
         for entry in os.scandir(path):  # pods of a nursery of this name that was killed; they died with it
             if entry.is_dir():
                 for left in (f"{entry.path}/job", f"{entry.path}/agent", entry.path):
@@ -81,24 +86,44 @@ class Site:
         self.on_v2 = frozenset(granted)
 
     def make(self, pod: str, limits: "Limits", owner: int) -> dict[str, str]:
-        """A pod's groups with its limits; returns the job group's directory per controller. The agent sits in the pod's
-        `agent` group, so a job that meets the limit takes nobody with it. `owner` may move processes in and read figures."""
+        """The groups of a pod's jobs with its limits; their directory per controller.
+
+        On v1 the agent stays in the nursery's own groups: a job that meets the limit takes nobody with it, and moving a
+        process costs 10 ms a tree (the kernel waits for a grace period), where a child inherits its groups for nothing. v2
+        lets a user move processes only inside a tree that is its own, so there the pod has an `agent` group beside `job`; a v2
+        tree that only kills is not worth that to a pod whose PID namespace kills as well.
+        """
         made: dict[str, str] = {}
-        for controller, parent in self.parents.items():
-            base = f"{parent}/{pod}"
-            job = f"{base}/job"
+        for controller in self.parents:
+            if controller == "unified" and not self.on_v2 and owner != os.geteuid():
+                continue
+            path = self._job(controller, pod)
+            base = os.path.dirname(path) if self._is_v2(controller) else path
             os.makedirs(base, exist_ok=True)
-            if controller == "unified" or controller in self.on_v2:
+            if self._is_v2(controller):
                 for name in self.on_v2:
                     _write(f"{base}/cgroup.subtree_control", f"+{name}")
-            for path in (job, f"{base}/agent"):
-                os.makedirs(path, exist_ok=True)
-            self._limit(controller, job, limits)
+                for each in (path, f"{base}/agent"):
+                    os.makedirs(each, exist_ok=True)
+                    _give(each, owner)
+            self._limit(controller, path, limits)
+            _give(path, owner)
             _give(base, owner)
-            _give(job, owner)
-            _give(f"{base}/agent", owner)
-            made[controller] = job
+            made[controller] = path
         return made
+
+    def _is_v2(self, controller: str) -> bool:
+        return controller == "unified" or controller in self.on_v2
+
+    def _job(self, controller: str, pod: str) -> str:
+        return f"{self.parents[controller]}/{pod}" + ("/job" if self._is_v2(controller) else "")
+
+    def enter(self, pod: str, pid: int) -> None:
+        """Move an agent to where it may move its jobs from (v2 only). Raises: OSError."""
+        path = f"{self.parents.get('unified', '')}/{pod}/agent/cgroup.procs"
+        if os.path.exists(path):
+            with open(path, "w") as f:
+                f.write(str(pid))
 
     def _limit(self, controller: str, job: str, limits: "Limits") -> None:
         v2 = controller in self.on_v2
@@ -113,34 +138,24 @@ class Site:
                 f"{job}/cpu.shares", str(max(2, round(1024 * limits.cpus)))
             )
 
-    def enter(self, pod: str, pid: int) -> None:
-        """Move the agent into its pod's `agent` group. Raises: OSError."""
-        for parent in set(self.parents.values()):
-            with open(f"{parent}/{pod}/agent/cgroup.procs", "w") as f:
-                f.write(str(pid))
-
     def kill(self, pod: str) -> bool:
-        """Kill everything in the pod's groups at once; False where the kernel has no cgroup.kill."""
-        parent = self.parents.get("unified")
-        return parent is not None and _write(f"{parent}/{pod}/cgroup.kill", "1")
+        """Kill the pod's jobs at once; False where the kernel has no cgroup.kill."""
+        return "unified" in self.parents and _write(f"{self._job('unified', pod)}/cgroup.kill", "1")
 
     def oom_kills(self, pod: str) -> int:
         """Processes of the pod that the kernel killed for memory."""
-        parent = self.parents.get("memory")
-        if parent is None:
+        if "memory" not in self.parents:
             return 0
-        groups = (f"{parent}/{pod}/job", f"{parent}/{pod}/agent")
-        return sum(_oom_kills(path, "memory" in self.on_v2) or 0 for path in groups)
+        return _oom_kills(self._job("memory", pod), "memory" in self.on_v2) or 0
 
     def remove(self, pod: str, deadline_s: float = 1.0) -> list[str]:
         """Remove the pod's groups; returns those that would not go."""
-        left = []
-        for parent in set(self.parents.values()):
-            base = f"{parent}/{pod}"
-            for path in (f"{base}/job", f"{base}/agent", base):
-                if not _retry(lambda path=path: _rmdir(path), deadline_s):  # type: ignore[misc]
-                    left.append(path)
-        return left
+        paths = []
+        for controller, parent in self.parents.items():
+            if self._is_v2(controller):
+                paths += [f"{parent}/{pod}/job", f"{parent}/{pod}/agent"]
+            paths.append(f"{parent}/{pod}")
+        return [path for path in dict.fromkeys(paths) if not _retry(lambda path=path: _rmdir(path), deadline_s)]  # type: ignore[misc]
 
     def close(self) -> list[str]:
         """Remove the parent groups; returns those that would not go."""

@@ -256,8 +256,7 @@ class Nursery:
             attach = lambda pid: bridge.attach(wish.name, pid)  # noqa: E731
         try:
             born = birth.bear(order, self._serve, attach)
-            if order.cgroups:
-                self._site.enter(wish.name, born.pid)
+            self._site.enter(wish.name, born.pid)
         except (FirepoolError, OSError):
             self._give_back(wish.name, order.pod_dir)
             raise

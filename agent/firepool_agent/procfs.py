@@ -14,55 +14,42 @@ DEAD = frozenset("ZXx")
 
 
 class Process(NamedTuple):
-    """One process as /proc/<pid>/stat and the owner of /proc/<pid> show it."""
+    """One process as /proc/<pid>/status shows it."""
 
     pid: int
     parent: int
     state: str
-    session: int
-    #: Clock ticks after boot; with the pid it names a process for good.
-    started: int
-    uid: int = -1
+    #: Real uid. (The owner of /proc/<pid> would not do: it is root's for a process that made itself undumpable.)
+    uid: int
 
 
-def parse_stat(text: str, uid: int = -1) -> Process | None:
-    """A line of /proc/<pid>/stat. The name in brackets may hold anything, brackets and newlines included."""
-    head, bracket, rest = text.rpartition(")")
-    pid_text, opening, _name = head.partition("(")
-    fields = rest.split()
-    if not bracket or not opening or len(fields) < 20 or len(fields[0]) != 1:
-        return None
+def parse_status(text: str) -> Process | None:
+    """/proc/<pid>/status. A process cannot forge a line by its name: the kernel escapes newlines in it."""
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        key, colon, value = line.partition(":\t")
+        if colon and key not in found:
+            found[key] = value
+            if key == "Uid":
+                break
     try:
-        return Process(int(pid_text), int(fields[1]), fields[0], int(fields[3]), int(fields[19]), uid)
-    except ValueError:
+        return Process(int(found["Pid"]), int(found["PPid"]), found["State"][0], int(found["Uid"].split()[0]))
+    except (KeyError, ValueError, IndexError):
         return None
 
 
 def read_process(pid: int) -> Process | None:
     """One process, or None when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            text = f.read().decode("utf-8", "surrogateescape")
-            # The owner of /proc/<pid> is root for processes that made themselves undumpable, so ask the status.
-            uid = _status_uid(pid)
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return parse_stat(text, uid)
-
-
-def _status_uid(pid: int) -> int:
-    with open(f"/proc/{pid}/status", "rb") as f:
-        return parse_status_uid(f.read().decode("utf-8", "surrogateescape"))
-
-
-def parse_status_uid(text: str) -> int:
-    """Real uid out of /proc/<pid>/status (-1: not found). A process's own name cannot forge the line: the kernel
-    escapes newlines in it."""
-    for line in text.splitlines():
-        if line.startswith("Uid:"):
-            words = line.split()
-            return int(words[1]) if len(words) > 1 and words[1].isdecimal() else -1
-    return -1
+    try:
+        return parse_status(os.read(fd, 4096).decode("utf-8", "surrogateescape"))
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def pids() -> list[int]:

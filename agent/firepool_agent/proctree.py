@@ -47,16 +47,15 @@ def ask(guard: int) -> None:
         os.kill(guard, signal.SIGTERM)
 
 
-def remaining(config: PodConfig, attempt: Attempt) -> list[procfs.Process]:
-    """Processes of the attempt that are not dead, as /proc shows them. Raises: OSError where there is no /proc."""
-    seen = [p for p in procfs.processes() if p.state not in procfs.DEAD]
+def remaining(config: PodConfig, attempt: Attempt, seen: Collection[procfs.Process]) -> list[procfs.Process]:
+    """Those of the processes seen that are the attempt's and not dead."""
+    seen = [p for p in seen if p.state not in procfs.DEAD]
     if attempt.uid:
         return [p for p in seen if p.uid == attempt.uid or p.pid == attempt.guard]
-    ours = {os.getpid(), *attempt.helpers}
     if config.nested:
-        found = {p.pid: p for p in procfs.descendants(attempt.guard, seen)}
-        found |= {p.pid: p for p in seen if p.pid == attempt.guard}
-        return list(found.values())
+        below = _below(attempt.guard, seen)
+        return [p for p in seen if p.pid in below]
+    ours = {os.getpid(), *attempt.helpers}
     helped = {p.pid for helper in attempt.helpers for p in procfs.descendants(helper, seen)} - _below(
         attempt.guard, seen
     )
@@ -71,26 +70,28 @@ def kill_and_prove(config: PodConfig, attempt: Attempt, janitor: Janitor, wait_s
     """Kill everything of the attempt and wait, at most `wait_s` seconds, until /proc shows none of it.
 
     Also reaps orphans that became the agent's children. A process in uninterruptible sleep stays a survivor when the time
-    is up; the pod is unclean then.
+    is up; the pod is unclean then. Where /proc shows nothing at once, nothing has to be killed. Raises: OSError where there
+    is no /proc.
     """
     proof = Proof()
-    first = remaining(config, attempt)
-    proof.killed = sum(1 for p in first if p.pid != attempt.guard)
-    _kill_group(config, attempt.helpers)
-    _kill_each(first)
-    if attempt.uid:
-        note = janitor.sweep(attempt.uid)
-        if note:
-            proof.notes.append(note)
-    until, pause = time.monotonic() + wait_s, _FIRST_PAUSE_S
+    until, pause, first = time.monotonic() + wait_s, _FIRST_PAUSE_S, True
     while True:
-        _reap_orphans(attempt)
-        left = remaining(config, attempt)
-        if not left or time.monotonic() >= until:
-            proof.survivors = left
+        seen = list(procfs.processes())
+        _reap_orphans(attempt, seen)
+        proof.survivors = remaining(config, attempt, seen)
+        if not proof.survivors or (not first and time.monotonic() >= until):
             return proof
-        _kill_each(left)
-        _wait_for(left[0].pid, pause)
+        if first:
+            proof.killed = sum(1 for p in proof.survivors if p.pid != attempt.guard)
+            _kill_group(config, attempt.helpers)
+        _kill_each(proof.survivors)
+        # A guard alone is in its last moment: the kernel has emptied its namespace.
+        if first and attempt.uid and (proof.killed or not config.nested):
+            note = janitor.sweep(attempt.uid)
+            if note:
+                proof.notes.append(note)
+        first = False
+        _wait_for(proof.survivors[0].pid, pause)
         pause = min(pause * 2, _LONGEST_PAUSE_S)
 
 
@@ -128,10 +129,10 @@ def _wait_for(pid: int, at_most_s: float) -> None:
         os.close(fd)
 
 
-def _reap_orphans(attempt: Attempt) -> None:
+def _reap_orphans(attempt: Attempt, seen: Collection[procfs.Process]) -> None:
     """Reap dead children of this process that are nobody else's to wait for (the agent is their sub-reaper)."""
     me = os.getpid()
-    for process in procfs.processes():
+    for process in seen:
         if process.parent == me and process.state == "Z" and process.pid not in attempt.helpers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)

@@ -123,7 +123,9 @@ class Resetter:
             return 0
         for process in proof.survivors:
             found.add("process", str(process.pid), f"still there after SIGKILL and {wait_s:g} s, state {process.state}")
-        for note in proof.notes:
+        if attempt.uid and any(left.uid == attempt.uid for left in procfs.sysvipc()):
+            proof.notes.append(self._janitor.sweep(attempt.uid))
+        for note in filter(None, proof.notes):
             found.add("processes", f"uid {attempt.uid}", note)
         return proof.killed
 

@@ -49,8 +49,8 @@ def test_every_attempt_has_a_fresh_uid_with_a_name_and_a_home(nest: Nest) -> Non
 
 
 def test_an_attempt_starts_in_its_own_empty_directories(pod: Nest) -> None:
-    code = "import os; print(os.getcwd(), [os.listdir(d) for d in ('/work', '/home/job', '/tmp', '/dev/shm')])"
-    assert run(pod, code) == "/work [[], [], [], []]"
+    code = "import os; print(os.getcwd(), [os.listdir(d) for d in ('/job', '/home/job', '/tmp', '/dev/shm')])"
+    assert run(pod, code) == "/job [[], [], [], []]"
 
 
 def test_an_attempt_sees_no_process_but_its_own(pod: Nest) -> None:
@@ -214,7 +214,7 @@ open('/run/firepool/unpack/tree/sub/data', 'w').write('old')
     )
     code = """
 import os, sys
-sys.path.insert(0, '/work'); sys.dont_write_bytecode = True
+sys.path.insert(0, '/job'); sys.dont_write_bytecode = True
 import mod
 open('sub/data', 'w').write('new'); open('mod.py', 'a').write('#'); open('sub/more', 'w').write('more'); os.chmod('mod.py', 0o755)
 open('new', 'w').close(); os.rename('sub/more', 'more'); os.mkdir('dir')

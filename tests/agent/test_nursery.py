@@ -274,8 +274,14 @@ def clean_and_empty(nest: Nest, level: str) -> None:
         report = nest.reset()
         assert report["clean"], report["problems"]
     assert nest.ask("pod", "settled")["problems"] == []
-    named = [p for p in procfs.descendants(nest.process.pid, procfs.processes()) if p.state not in procfs.DEAD]
-    assert len(named) <= 2, f"only the agent and its janitor are left, not {named}"
+
+    def only_agent_and_janitor() -> bool:
+        return (
+            len([p for p in procfs.descendants(nest.process.pid, procfs.processes()) if p.state not in procfs.DEAD])
+            <= 2
+        )
+
+    until(only_agent_and_janitor, "only the agent and its janitor to be left")
 
 
 @needs_system_python

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from firepool_agent import procfs
 
-STAT = (
-    "4242 (python) S 4241 4242 4200 34816 4242 4194304 2 0 0 0 1 2 0 0 20 0 3 0 987654 1000 2 18446744073709551615 1 1 "
-    "0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0"
-)
+STATUS = """Name:\tpython
+Umask:\t0022
+State:\tS (sleeping)
+Tgid:\t4242
+Ngid:\t0
+Pid:\t4242
+PPid:\t4241
+TracerPid:\t0
+Uid:\t1000\t1001\t1002\t1003
+Gid:\t1000\t1000\t1000\t1000
+"""
 SHM = """       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime
          0         32  1600                524288  1041  1041      2  1000  1000  1000  1000 1700000000          0
         42          7   666                  1024  1042  1042      0     0     0     0     0          0          0
@@ -28,18 +35,17 @@ MOUNTS = """22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
 """
 
 
-def test_a_line_of_stat_gives_pid_parent_state_and_session() -> None:
-    assert procfs.parse_stat(STAT) == procfs.Process(4242, 4241, "S", 4200, 987654)
+def test_a_status_gives_pid_parent_state_and_the_real_uid() -> None:
+    assert procfs.parse_status(STATUS) == procfs.Process(4242, 4241, "S", 1000)
 
 
-@pytest.mark.parametrize("name", [") R 1 1 1 (", "a b", "()", "x) S 1 1", "new\nline"])
-def test_a_process_cannot_forge_its_line_by_its_name(name: str) -> None:
-    assert procfs.parse_stat(STAT.replace("(python)", f"({name})")) == procfs.Process(4242, 4241, "S", 4200, 987654)
+@pytest.mark.parametrize("name", ["x\\nPid:\t1", "Uid:\t0", "a b", ") R 1", "Pid:\t7\tx"])
+def test_a_process_cannot_forge_its_lines_by_its_name(name: str) -> None:
+    assert procfs.parse_status(STATUS.replace("python", name)) == procfs.Process(4242, 4241, "S", 1000)
 
 
-def test_the_uid_is_the_real_one_and_a_name_does_not_forge_it() -> None:
-    status = "Name:\tUid:\t0\\nUid:\t0\nUmask:\t0022\nUid:\t1000\t1001\t1002\t1003\n"
-    assert procfs.parse_status_uid(status) == 1000
+def test_a_status_that_was_cut_is_no_process() -> None:
+    assert procfs.parse_status(STATUS[:60]) is None
 
 
 def test_system_v_objects_are_found_by_their_headings() -> None:
@@ -66,8 +72,8 @@ def test_mounts_are_comparable_words_without_changing_ids() -> None:
 
 @given(st.text())
 def test_no_parser_ever_raises(text: str) -> None:
-    procfs.parse_stat(text)
-    procfs.parse_status_uid(text)
+    procfs.parse_status(text)
+    procfs.parse_status(STATUS.replace("python", text))
     for kind in ("shm", "sem", "msg"):
         procfs.parse_sysvipc(kind, text)
     for protocol in ("tcp", "udp", "tcp6", "udp6"):
@@ -77,7 +83,7 @@ def test_no_parser_ever_raises(text: str) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=60))
 def test_descendants_end_on_any_graph_and_never_hold_the_root(edges: list[tuple[int, int]]) -> None:
-    seen = [procfs.Process(pid, parent, "S", 1, 1) for pid, parent in edges]
+    seen = [procfs.Process(pid, parent, "S", 1) for pid, parent in edges]
     found = procfs.descendants(1, seen)
     pids = [p.pid for p in found]
     assert 1 not in pids

@@ -132,7 +132,7 @@ os.close(ready[0]); os.close(ready[1])
 def test_nothing_of_what_a_job_wrote_is_there_for_the_next(nest: Nest) -> None:
     litter = """
 import os
-for place in ('/work', '/home/job', '/tmp', '/dev/shm'):
+for place in ('/job', '/home/job', '/tmp', '/dev/shm'):
     os.makedirs(f'{place}/deep/er')
     open(f'{place}/deep/er/file', 'w').write('x')
     open(f'{place}/.hidden', 'w').write('x')
@@ -143,7 +143,7 @@ print('done')
 """
     assert nest.attempt(litter)["out"] == "done\n"
     assert nest.reset()["clean"]
-    look = "import os; print([os.listdir(d) for d in ('/work', '/home/job', '/tmp', '/dev/shm')])"
+    look = "import os; print([os.listdir(d) for d in ('/job', '/home/job', '/tmp', '/dev/shm')])"
     assert nest.attempt(look)["out"] == "[[], [], [], []]\n"
     assert nest.reset()["clean"]
     assert nest.ask("pod", "settled")["problems"] == []
@@ -215,8 +215,7 @@ def test_a_mount_that_is_new_is_named(nest: Nest) -> None:
 
 
 def test_a_process_that_survives_makes_the_reset_unclean_within_the_wait(nest: Nest) -> None:
-    """A traced (stopped in the kernel's eyes immortal) process cannot be made here without a device, so the proof is given a
-    process that only looks like the job's: the janitor's own child under the attempt's uid, restarted as often as killed."""
+    """Uninterruptible sleep cannot be made here without a broken device, so /proc is given one more process to show."""
     nest.make("stuck")
     nest.attempt("pass", "stuck")
     report = nest.look(
@@ -224,7 +223,7 @@ def test_a_process_that_survives_makes_the_reset_unclean_within_the_wait(nest: N
 import os, time
 from firepool_agent import procfs, proctree
 real = procfs.processes
-procfs.processes = lambda: [*real(), procfs.Process(99999, 1, 'D', 1, 1, agent.slot.uid)]
+procfs.processes = lambda: [*real(), procfs.Process(99999, 1, 'D', agent.slot.uid)]
 try:
     began = time.monotonic()
     result = [agent.reset({'wait_s': 0.2}), time.monotonic() - began]
