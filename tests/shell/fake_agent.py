@@ -81,12 +81,12 @@ class FakeAgent:
         """Stop answering, as when the pod's processes are gone."""
         if self._server is None:
             return
-        self._server.close()
+        server, self._server = self._server, None
+        server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-        self._server = None
+        await server.wait_closed()
         self.socket.unlink(missing_ok=True)
 
     def finish(self, attempt: str, exit_code: int = 0) -> None:
@@ -98,6 +98,9 @@ class FakeAgent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._server is None:  # accepted in the moment of death
+            writer.close()
+            return
         self._tasks.add(task)
         self.connections += 1
         try:

@@ -31,7 +31,7 @@ from tests.shell.fake_agent import FakeAgent
 from tests.shell.memory_provider import MemoryProvider
 
 E = TypeVar("E")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 ALICE = Identity(caller="alice", person="alice")
 BOB = Identity(caller="bob", person="bob")
 
