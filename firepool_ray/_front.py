@@ -176,5 +176,5 @@ def warn_if_in_loop(what: str, instead: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"{what} blocks the event loop that runs in this thread; {instead}", BlockingInEventLoopWarning, level - 1
+        f"{what} blocks the event loop that runs in this thread; {instead}", BlockingInEventLoopWarning, level
     )
