@@ -1,6 +1,7 @@
 """The in-pod agent: a small server next to untrusted code, whose only client is the broker.
 
-Standard library plus `h11`. One half serves calls (`server attempts zygote runner env`); the other makes the pod real
+Standard library only. One half serves calls and runs attempts (`server routes h1`, `attempts running verdict`, `zygote cell calls items
+order` in the job interpreter, `env logs outputs usage stacks journal eventlog blobs inputs`); the other makes the pod real
 and gives it back clean. The doors between the halves:
 
     nursery   forks, builds the pod around the child, calls `server.serve(config: PodConfig) -> int` there (no exec)

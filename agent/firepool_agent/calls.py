@@ -3,11 +3,9 @@
 Job side: standard library only. The body runs on the main thread (signal handlers and alarms work as in a script).
 """
 
-import asyncio
 import base64
 import binascii
 import importlib
-import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ class Sink:
         self._send = send
         self._now = now
         self._started = False
+        self._gathered: list[bytes] = []
 
     def started(self) -> None:
         """Tell the moment of the first instruction (once)."""
@@ -37,8 +36,18 @@ class Sink:
 
     def item(self, index: int, outcome: Outcome) -> None:
         """Deliver one finished item."""
-        for part in pack_item(index, outcome.status, outcome.payload):
-            self._send(pack(Kind.RESULT, part))
+        self.gather(index, outcome)
+        self.push()
+
+    def gather(self, index: int, outcome: Outcome) -> None:
+        """Add a finished item to what `push` will send."""
+        self._gathered += [pack(Kind.RESULT, part) for part in pack_item(index, outcome.status, outcome.payload)]
+
+    def push(self) -> None:
+        """Send what was gathered."""
+        data = b"".join(self._gathered)
+        self._gathered.clear()
+        self._send(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +63,21 @@ class Call:
         try:
             args, kwargs = self.calls[index].load(pickle.loads, self.resolve)
             result = self.function(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = asyncio.run(_await(result))
+            if hasattr(result, "__await__"):
+                result = _awaited(result)
         except BaseException as error:  # noqa: BLE001 - whatever the user raises is the outcome
             return packer.raised(error)
         return packer.value(result)
 
 
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
+def _awaited(awaitable: Any) -> Any:
+    """The value of a coroutine. `asyncio` is not loaded before it is needed: it would double what every fork copies."""
+    import asyncio
+
+    async def body() -> Any:
+        return await awaitable
+
+    return asyncio.run(body())
 
 
 def run(order: Order, blobs: dict[str, int], sink: Sink) -> int:
@@ -78,7 +93,7 @@ def run(order: Order, blobs: dict[str, int], sink: Sink) -> int:
     sink.started()
     match entry.get("kind", "call"):
         case "map":
-            items.run_all(len(call.calls), lambda index: call.run(index, packer), sink.item)
+            items.run_all(len(call.calls), lambda index: call.run(index, packer), items.Batch(sink.gather, sink.push))
             return 0
         case "generator":
             return _generate(call, packer, sink)
@@ -113,6 +128,8 @@ def _iterate(values: Any) -> Iterator[Any]:
     if not hasattr(values, "__anext__"):
         yield from values
         return
+    import asyncio
+
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

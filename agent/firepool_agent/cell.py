@@ -10,7 +10,6 @@ import fcntl
 import gc
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -156,8 +155,7 @@ def forget_house() -> None:
 
 
 def reseed() -> None:
-    """Children of one zygote would otherwise draw the same numbers (`random` reseeds itself after a fork; be sure)."""
-    random.seed()
+    """Children of one zygote would otherwise draw the same numbers (`quickfork` sees to `random`)."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:

@@ -7,7 +7,6 @@ memory that the waiting process packed while it still could, and its order in an
 
 import faulthandler
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -16,7 +15,6 @@ import socket
 import sys
 import time
 import types
-import zipfile
 from dataclasses import asdict
 from typing import NoReturn
 
@@ -35,6 +33,8 @@ house_modules: dict[str, types.ModuleType] = {}
 
 def pack_modules() -> int:
     """The modules that the job side needs, as an archive in memory; its descriptor survives `exec`."""
+    import zipfile
+
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, module in sorted(house_modules.items()):
@@ -93,7 +93,9 @@ def main(modules: int, order: int) -> NoReturn:
 def _bring_cloudpickle(archive: str) -> None:
     """The environment's own cloudpickle first, else the one in the archive; nothing of ours stays on the path."""
     sys.path.remove(archive)
-    if importlib.util.find_spec("cloudpickle") is None:
+    try:
+        importlib.import_module("cloudpickle")
+    except ImportError:
         sys.path.append(archive)
         importlib.import_module("cloudpickle")
         sys.path.remove(archive)

@@ -1,6 +1,6 @@
 """HTTP/1.1 as far as the agent speaks it: one client (the broker), keep-alive, JSON or raw bodies with a length, chunked answers.
 
-A strict hand-written reader: an exchange costs about 20 µs here where `h11` costs 91 µs (`decisions/agent-http.md`). What it
+A strict hand-written reader: an exchange costs about 20 µs here where `h11` costs 91 µs (`decisions/0030`). What it
 does not know it refuses: other versions, chunked requests, heads over 16 KiB. Routes and messages live in `routes`.
 """
 

@@ -12,12 +12,11 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from firepool_agent import procfs, seccomp, syscalls
+from firepool_agent import procfs, quickfork, seccomp, syscalls
 from firepool_agent.levels import Probe as Probe
 from firepool_agent.levels import mount_overlay
 from firepool_agent.levels import probe as probe
@@ -54,6 +53,14 @@ class Child:
     """What the forker holds: the guard's pid in the forker's PID namespace."""
 
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """How to fork: whether the caller lives in the job's cgroups already, and whether hooks may be left out."""
+
+    grouped: bool
+    quick: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +110,22 @@ def fork_attempt(config: PodConfig, slot: Slot, status_w: int, *, grouped: bool 
     waits for an RCU grace period).
     Raises: OSError: in the caller, before anything was forked.
     """
-    guard = _fork_in_new_pid_namespace() if config.nested else os.fork()
+    quick = quickfork.is_quick()
+    guard = _fork_in_new_pid_namespace(quick) if config.nested else quickfork.fork(quick)
     if guard:
         return Child(guard)
-    _guard(config, slot, status_w, grouped)
+    _guard(config, slot, status_w, _Fork(grouped, quick))
     return None
 
 
-def _fork_in_new_pid_namespace() -> int:
+def _fork_in_new_pid_namespace(quick: bool) -> int:
     """fork() whose child is PID 1 of a new namespace; the caller's later children land at home again."""
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.unshare(syscalls.CLONE_NEWPID)
         pid = -1
         try:
-            pid = os.fork()
+            pid = quickfork.fork(quick)
         finally:
             if pid != 0:
                 syscalls.setns(home, syscalls.CLONE_NEWPID)
@@ -126,7 +134,7 @@ def _fork_in_new_pid_namespace() -> int:
     return pid
 
 
-def _guard(config: PodConfig, slot: Slot, status_w: int, grouped: bool) -> None:
+def _guard(config: PodConfig, slot: Slot, status_w: int, how: _Fork) -> None:
     """The guard's life; returns (None) only in the attempt's own process."""
     try:
         syscalls.die_with_parent(signal.SIGKILL)
@@ -135,13 +143,13 @@ def _guard(config: PodConfig, slot: Slot, status_w: int, grouped: bool) -> None:
         else:
             syscalls.become_subreaper()
         os.setsid()
-        child = os.fork()
+        child = quickfork.fork(how.quick)
     except BaseException as e:  # noqa: BLE001  (a guard must never return into its forker's code)
         os.write(2, f"guard of attempt slot {slot.number}: {e}\n".encode())
         os._exit(70)
     if child == 0:
         os.close(status_w)
-        _approach(config, grouped)
+        _approach(config, how.grouped)
         return
     _stand_guard(child, status_w)
 
@@ -264,6 +272,8 @@ def _expose(config: PodConfig, slot: Slot, exposure: Exposure) -> None:
         _give_tree(exposure.package, slot.uid)
         mount_overlay(exposure.package, upper, room, config.work_dir)
     elif exposure.package is not None:
+        import shutil  # with its archive formats a megabyte that every fork would copy
+
         shutil.copytree(exposure.package, slot.work, dirs_exist_ok=True)
         _give_tree(slot.work, slot.uid)
     if not config.nested:

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 _LENGTH = struct.Struct(">I")
@@ -46,7 +46,8 @@ class Order:
 
     def pack(self) -> bytes:
         """The message as bytes."""
-        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        # Flat: `dataclasses.asdict` would copy every nested container first.
+        body = json.dumps({name: getattr(self, name) for name in self.__slots__}, separators=(",", ":")).encode()
         return _LENGTH.pack(len(body)) + body
 
 

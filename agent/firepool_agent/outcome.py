@@ -137,10 +137,12 @@ def say(text: str) -> None:
 
 
 def flush() -> None:
-    """Push out what the program printed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    """Push out what the program printed, if its streams are still there."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError) as why:
+        del why  # closed, replaced or broken by the program itself: what it did not flush is its own loss
 
 
 def type_name(value: object) -> str:

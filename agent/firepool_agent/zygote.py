@@ -3,7 +3,7 @@
 Runs inside the *job* interpreter, so: standard library, `firepool_wire` and the modules beside it that say the same. It is
 privileged and therefore never runs anything of a user: no user site, no `sitecustomize`, no code out of `.pth` files
 (those lines run in the attempt, after it gave up its privileges). It imports what the pool preloads and computes
-nothing: one matmul here would deadlock every child (notes in `decisions/`).
+nothing: one matmul here would deadlock every child .
 
 The agent talks to it over a `SOCK_SEQPACKET` pair: a slot and five descriptors in, the guard's pid out. How an attempt ends
 is told by its guard (`isolate`), over a pipe that neither the attempt nor this process reads.
@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any
 
-from firepool_agent import cell, fresh, isolate
+from firepool_agent import cell, fresh, isolate, quickfork
 from firepool_agent.cgroups import JobGroup
 from firepool_agent.outcome import pickler
 from firepool_agent.scratch import Slot
@@ -103,7 +103,6 @@ def describe(failed: dict[str, str]) -> dict[str, Any]:
 def serve(sock: socket.socket, config: PodConfig) -> None:
     """Fork a cell for every request until the agent closes its end."""
     guards: set[int] = set()
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(guards))
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 65536, FDS_PER_CELL)
         if not data:
@@ -115,7 +114,7 @@ def serve(sock: socket.socket, config: PodConfig) -> None:
 
 
 def _reap(guards: set[int]) -> None:
-    """Guards tell their story by pipe; here they are only waited for."""
+    """Guards tell their story by pipe; here they are only waited for, whenever a new one is made."""
     for pid in list(guards):
         if os.waitpid(pid, os.WNOHANG)[0]:
             guards.discard(pid)
@@ -123,19 +122,14 @@ def _reap(guards: set[int]) -> None:
 
 def _fork_cell(config: PodConfig, slot: Slot, fds: list[int], guards: set[int]) -> dict[str, Any]:
     status_w, *own = fds
-    # The guard waits for its own children: it must not inherit a handler that reaps.
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _reap(guards)
     try:
         child = isolate.fork_attempt(config, slot, status_w, grouped=True)
     except OSError as why:
         return {"error": f"fork: {why}"}
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
     if child is None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         cell.live(config, slot, own)
     guards.add(child.pid)
-    _reap(guards)
     return {"guard": child.pid}
 
 
@@ -144,6 +138,7 @@ def main(fd: int, agent_dir: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     settings = json.loads(sock.recv(1 << 20))
+    quickfork.watch_hooks()
     cell.startup_lines.extend((line, compile(line, "<.pth>", "exec")) for line in find_site_packages())
     failed = preload(settings["config"]["preload"])
     if any("_distutils_hack" in line for line, _ in cell.startup_lines):

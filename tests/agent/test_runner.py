@@ -357,3 +357,50 @@ def test_a_command_that_is_not_there_ends_as_in_a_shell(agent: Agent) -> None:
 def test_a_command_finds_the_pods_python_and_a_closed_stdin(agent: Agent) -> None:
     ended = agent.run(["python", "-c", "import sys; print(sys.executable); print(repr(sys.stdin.read()))"])
     assert ended.out.splitlines() == [sys.executable, "''"]
+
+
+def test_items_do_not_print_what_their_parent_had_not_flushed(agent: Agent) -> None:
+    class Noisy:
+        def __reduce__(self) -> tuple[object, ...]:
+            return eval, ("__import__('sys').stdout.write('once')",)
+
+    noisy = Noisy()
+    ended = agent.run_map(lambda x: (x, noisy) and x, [1, 2, 3, 4])
+    assert [ended.value(i) for i in range(4)] == [1, 2, 3, 4]
+    assert ended.out == "once"
+
+
+def test_items_draw_different_random_numbers(make_agent: Callable[..., Agent]) -> None:
+    agent = make_agent(preload=["random"])
+    ended = agent.run_map(lambda x: random.random(), list(range(6)))
+    assert len({ended.value(i) for i in range(6)}) == 6
+
+
+def test_hooks_of_the_users_run_in_items_too(make_agent: Callable[..., Agent]) -> None:
+    agent = make_agent()
+
+    class Hook:
+        def __reduce__(self) -> tuple[object, ...]:
+            code = (
+                "__import__('os').register_at_fork(after_in_child=lambda: __import__('os').environ.update(HOOKED='1'))"
+            )
+            return eval, (code,)
+
+    hook = Hook()
+    ended = agent.run_map(lambda x: (hook, os.environ.get("HOOKED"))[1], [1, 2])
+    assert [ended.value(i) for i in range(2)] == ["1", "1"]
+
+
+def test_threads_of_an_item_work_and_know_who_they_are(agent: Agent) -> None:
+    def body(x: int) -> tuple[bool, bool, list[int]]:
+        done: list[int] = []
+        threads = [threading.Thread(target=done.append, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        main = threading.main_thread()
+        return main is threading.current_thread(), main.native_id == os.getpid(), sorted(done)
+
+    for value in (agent.run_map(body, [0]).value(), agent.run_function(body, 0).value()):
+        assert value == (True, True, [0, 1, 2, 3])
