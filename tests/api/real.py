@@ -32,7 +32,7 @@ async def real_world(
     try:
         tokens = {name: await runner.tokens.create(who, name) for name, who in PEOPLE.items()}
         app = create_app(runner, settings)
-        async with serving(app, runner.end_streams) as (server, base), aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession() as session, serving(app, runner.end_streams) as (server, base):
             yield World(runner, app, tokens, session, base, server)
     finally:
         await runner.aclose(leave_pods=False)

@@ -125,7 +125,7 @@ async def world(folder: Path, settings: ApiSettings | None = None, **runner: Any
     fake = FakeRunner(store, tokens, list(POOLS), **runner)
     app = create_app(fake, settings)
     try:
-        async with serving(app) as (server, base), aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession() as session, serving(app) as (server, base):
             yield World(fake, app, texts, session, base, server)
     finally:
         for window in fake.windows:
