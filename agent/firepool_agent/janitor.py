@@ -168,6 +168,7 @@ def _sweep(config: PodConfig, uid: int) -> str:
 def _shred_and_tell(path: str, channel: socket.socket) -> NoReturn:
     error = ""
     try:
+        os.nice(5)  # the next job comes first
         shred(path)
     except OSError as e:
         error = str(e)

@@ -34,6 +34,7 @@ class Bridge:
         self._undo: list[list[str]] = []
         self._forward_before: str | None = None
         self._taken: dict[str, int] = {}
+        self._last = 1
 
     def open(self) -> None:
         """Make bridge, address and way out. Raises: OSError: no bridge can be made here; nothing stays."""
@@ -116,22 +117,24 @@ class Bridge:
         return f"{self.name[:10]}v{number:x}"
 
     def _number(self, pod: str) -> int:
+        """Round the network, so that an address comes back late: neighbours may still remember who had it."""
         taken = set(self._taken.values())
-        number = next(n for n in range(2, self.network.num_addresses - 1) if n not in taken)
-        self._taken[pod] = number
+        hosts = self.network.num_addresses - 3
+        number = next(n for k in range(hosts) if (n := 2 + (self._last - 1 + k) % hosts) not in taken)
+        self._taken[pod] = self._last = number
         return number
 
     def detach(self, pod: str) -> None:
-        """Forget a pod's place and delete its interface at once (the kernel would take its time over it)."""
-        number = self._taken.pop(pod, None)
-        if number is not None:
-            with Netlink() as link, contextlib.suppress(OSError):
-                link.delete(self._veth(number))
+        """Forget a pod's place. Its interface goes with its network namespace: waiting for that costs 20 ms."""
+        self._taken.pop(pod, None)
 
     def close(self) -> None:
-        """Remove bridge, rules and the forwarding switch, if we turned it on."""
-        with Netlink() as link, contextlib.suppress(OSError):
-            link.delete(self.name)
+        """Remove bridge, interfaces, rules and the forwarding switch, if we turned it on."""
+        with Netlink() as link:
+            for _, name in socket.if_nameindex():
+                if name.startswith(self.name):
+                    with contextlib.suppress(OSError):
+                        link.delete(name)
         for command in self._undo:
             self._run(command)
         if self._forward_before is not None and os.path.exists(_FORWARD):

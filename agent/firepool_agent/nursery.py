@@ -403,7 +403,7 @@ class Nursery:
         trouble = _drain(pod.born.trouble)
         os.close(pod.born.pidfd)
         del self._pods[name]
-        if pod.state.isolation != Isolation.NAMESPACES:
+        if pod.state.isolation in (Isolation.UID, Isolation.PROCESS):
             self._site.kill(name)
             self._sweep_orphans()
         oom = status == signal.SIGKILL and not pod.state.ending and self._site.oom_kills(name) > 0
@@ -413,11 +413,11 @@ class Nursery:
             fact["error"] = json.loads(trouble)
         elif not pod.state.ready and not pod.state.ending:
             fact["why"] = f"{why}; its log ends: {self._log_tail(name)}"
-        self._give_back(name, pod.pod_dir)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(pod.state.socket)
         self._ended[name] = fact
-        self._say(fact)
+        self._say(fact)  # its processes are gone; directories and groups are nobody's business but ours
+        self._give_back(name, pod.pod_dir)
 
     def _log_tail(self, name: str) -> str:
         try:

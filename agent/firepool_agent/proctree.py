@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from firepool_agent import procfs
 from firepool_agent.janitor import Janitor
 from firepool_wire.nursery import PodConfig
+from firepool_wire.words import Isolation
 
 #: How long the first look waits before it looks again; later ones double it up to the second figure.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+#: How long the end of a PID namespace is waited for before the other ways are tried as well.
+_NAMESPACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +76,48 @@ def kill_and_prove(config: PodConfig, attempt: Attempt, janitor: Janitor, wait_s
     is up; the pod is unclean then. Where /proc shows nothing at once, nothing has to be killed. Raises: OSError where there
     is no /proc.
     """
+    if config.isolation == Isolation.PORTABLE:
+        return _kill_unproven(attempt)
     proof = Proof()
-    until, pause, first = time.monotonic() + wait_s, _FIRST_PAUSE_S, True
+    until, pause, looks = time.monotonic() + wait_s, _FIRST_PAUSE_S, 0
     while True:
         seen = list(procfs.processes())
         _reap_orphans(attempt, seen)
         proof.survivors = remaining(config, attempt, seen)
-        if not proof.survivors or (not first and time.monotonic() >= until):
+        if not proof.survivors or (looks and time.monotonic() >= until):
             return proof
-        if first:
+        if not looks:
             proof.killed = sum(1 for p in proof.survivors if p.pid != attempt.guard)
-            _kill_group(config, attempt.helpers)
-        _kill_each(proof.survivors)
-        # A guard alone is in its last moment: the kernel has emptied its namespace.
-        if first and attempt.uid and (proof.killed or not config.nested):
-            note = janitor.sweep(attempt.uid)
-            if note:
-                proof.notes.append(note)
-        first = False
-        _wait_for(proof.survivors[0].pid, pause)
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
+        if not looks and config.nested and attempt.guard:
+            _kill_namespace(attempt.guard, min(wait_s, _NAMESPACE_S))
+        else:
+            _kill_every_way(config, attempt, janitor, proof)
+            _wait_for(proof.survivors[0].pid, pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+        looks += 1
+
+
+def _kill_namespace(guard: int, at_most_s: float) -> None:
+    """The guard is PID 1 of the attempt's namespace: once it is dead the kernel has killed and reaped everything in it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guard, signal.SIGKILL)
+    _wait_for(guard, at_most_s)
+
+
+def _kill_every_way(config: PodConfig, attempt: Attempt, janitor: Janitor, proof: Proof) -> None:
+    _kill_group(config, attempt.helpers)
+    _kill_each(proof.survivors)
+    note = janitor.sweep(attempt.uid) if attempt.uid else ""
+    if note and note not in proof.notes:
+        proof.notes.append(note)
+
+
+def _kill_unproven(attempt: Attempt) -> Proof:
+    """Without /proc: the guard's session. What left it is not found, which is why this level serves a single caller only."""
+    if attempt.guard:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(attempt.guard, signal.SIGKILL)
+    return Proof()
 
 
 def _kill_group(config: PodConfig, helpers: frozenset[int]) -> None:

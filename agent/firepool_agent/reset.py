@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from firepool_agent import gpu, procfs, proctree
+from firepool_agent import gpu, procfs, proctree, sockets
 from firepool_agent.janitor import Janitor
 from firepool_agent.scratch import Scratch, Slot
 from firepool_wire.agentapi import ResetReport
@@ -59,7 +59,7 @@ class Resetter:
         """Remember the clean pod. Call it once everything of the agent's own is up."""
         self._baseline = _Baseline(
             procfs.mounts(),
-            frozenset(procfs.listeners()) if self._config.own_network else frozenset(),
+            frozenset(sockets.listeners()) if self._config.own_network else frozenset(),
             gpu.used_bytes(self._config),
             frozenset(self._queues()),
         )
@@ -75,15 +75,17 @@ class Resetter:
         """
         started = time.monotonic()
         found = _Findings()
-        killed = 0
+        killed, aside = 0, None
         if slot is not None:
             killed = self._end_processes(
                 proctree.Attempt(guard, slot.uid, frozenset({self._janitor.pid, *helpers})), wait_s, found
             )
-            self._empty(slot, found)
+            aside = self._empty(slot, found)
         self._clear_queues(found)
         self._compare(slot, found)
         trash = self._scratch.used_bytes()
+        if aside is not None:
+            self._janitor.shred(aside)  # last: waking it may cost this process its turn on a busy machine
         return ResetReport(
             clean=not found.problems,
             problems=found.problems,
@@ -129,16 +131,15 @@ class Resetter:
             found.add("processes", f"uid {attempt.uid}", note)
         return proof.killed
 
-    def _empty(self, slot: Slot, found: _Findings) -> None:
-        try:
-            aside = self._scratch.set_aside(slot)
-        except OSError as e:
-            found.add("files", slot.root, str(e))
-            return
-        if aside is not None:
-            self._janitor.shred(aside)
+    def _empty(self, slot: Slot, found: _Findings) -> str | None:
+        """Move aside what the attempt wrote; where it lies now."""
         if not self._config.nested and slot.uid:
             _unlink_owned("/dev/shm", slot.uid, found)
+        try:
+            return self._scratch.set_aside(slot)
+        except OSError as e:
+            found.add("files", slot.root, str(e))
+            return None
 
     def _queues(self) -> list[str]:
         with contextlib.suppress(OSError):
@@ -157,7 +158,7 @@ class Resetter:
         for line in (now - clean) + (clean - now) if self._config.nested else ():
             found.add("mount", line.split()[0], f"differs from the clean pod: {line}")
         if self._config.own_network:
-            for listener in procfs.listeners() - self._baseline.listeners:
+            for listener in sockets.listeners() - self._baseline.listeners:
                 found.add(
                     "port", str(listener.port), f"something still listens ({listener.protocol}, uid {listener.uid})"
                 )

@@ -157,6 +157,8 @@ class House:
     root: str = ROOT
     python: str = sys.executable
     uid: int = os.geteuid()
+    #: Command line in front of the nursery's (a changed view of the machine).
+    before: tuple[str, ...] = ()
     #: What runs in a pod: the small agent, or `firepool_agent.server:serve`.
     serve: str = "tests.agent.podkit:serve"
 
@@ -178,7 +180,16 @@ class Nest:
         for path in made:
             os.makedirs(path, exist_ok=True)
             os.chown(path, house.uid, house.uid)
-        command = [house.python, "-m", "firepool_agent.nursery", "--home", self.home, "--run", self.run_dir]
+        command = [
+            *house.before,
+            house.python,
+            "-m",
+            "firepool_agent.nursery",
+            "--home",
+            self.home,
+            "--run",
+            self.run_dir,
+        ]
         command += ["--serve", house.serve, "--orphan-timeout-s", str(orphan_s)]
         as_other: dict[str, Any] = {}
         if house.uid != os.geteuid():

@@ -322,11 +322,22 @@ def test_processes_alone_are_found_by_their_descent() -> None:
         nest.hear("ended", "pod")
 
 
-def test_without_proc_nothing_is_called_proven() -> None:
-    with Nest(env={"FIREPOOL_ISOLATION_MAX": "portable"}) as nest:
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare to hide /proc")
+def test_where_proc_is_hidden_pods_are_portable_and_say_why() -> None:
+    hidden = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh")
+    with Nest(house=House(before=hidden)) as nest:
+        nest.say(do="hello")
+        assert "no /proc" in nest.hear("hello")["why"]
         state = nest.make(isolation="portable")
         assert state["isolation"] == "portable"
-        assert nest.attempt("print('hello')")["out"] == "hello\n"
+        for _ in range(2):
+            answer = nest.attempt("import os; print(os.listdir('.')); open('left', 'w').close()")
+            assert answer["out"] == "[]\n"
+            assert nest.reset()["clean"]
+        assert not nest.attempt("import signal; signal.pause()", timeout_s=0.2)["ended"]
+        assert nest.reset()["clean"]
+        nest.say(do="unmake", name="pod", why="x")
+        nest.hear("ended", "pod")
 
 
 def test_pods_are_made_in_milliseconds(nest: Nest) -> None:
