@@ -1,4 +1,4 @@
-"""`firepool-agent serve --config FILE --listen-fd N [--ready-fd N]` and `firepool-agent nursery …`."""
+"""The agent house's processes: `firepool-agent serve CONFIG`, `firepool-agent nursery …`, `firepool-agent probe`."""
 
 import json
 import os
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 _USAGE = """usage: firepool-agent serve CONFIG      serve one pod; CONFIG is a PodConfig as JSON
-       firepool-agent nursery …        make pods on this machine (see firepool-agent nursery --help)"""
+       firepool-agent nursery …        make pods on this machine (see firepool-agent nursery --help)
+       firepool-agent probe            what this machine can do, as JSON (for `firepool doctor`)"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,6 +21,8 @@ def main(argv: list[str] | None = None) -> int:
             from firepool_agent import nursery
 
             return nursery.main(rest)
+        case ["probe"]:
+            return _probe()
     print(_USAGE, file=sys.stderr)  # noqa: T201 - a command's usage
     return 2
 
@@ -32,6 +35,21 @@ def _serve(path: Path) -> int:
     if config.listen_fd < 0:
         config.listen_fd = _listen(config.socket)
     return serve(config)
+
+
+def _probe() -> int:
+    from firepool_agent import gpu, levels
+
+    found = levels.probe()
+    body = {
+        "isolation": str(found.level),
+        "why": found.why,
+        "fix": found.fix,
+        "facts": found.facts,
+        "cards": [card.to_json() for card in gpu.find_cards()],
+    }
+    print(json.dumps(body))  # noqa: T201 - the answer
+    return 0
 
 
 def _listen(path: str) -> int:

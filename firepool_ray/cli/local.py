@@ -20,6 +20,20 @@ from firepool_ray.cli.jobs import Json
 from firepool_ray.cli.output import emit_json, note, say, seconds, table
 from firepool_wire.errors import BrokerUnavailable, IsolationUnavailable
 
+#: What each isolation level means to a user (`design.md` §4.6), strongest first.
+_LEVELS = {
+    "namespaces": "every job a user, process tree and file system of its own",
+    "uid": "every job a user of its own; process tree and file system are shared",
+    "process": "jobs are your own user's processes, found and killed through /proc",
+    "portable": "no proof that a job's processes are gone: warm reuse for the local caller only",
+}
+_FACTS = {
+    "root": "root",
+    "overlay": "overlay file systems",
+    "own_network": "a network of its own for every pod",
+    "many_uids": "fresh user ids for every attempt",
+}
+
 #: Seconds that `up` waits for readiness and `down` for the end.
 START_S, STOP_S = 60.0, 30.0
 
@@ -185,12 +199,13 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         emit_json(facts)
         return
-    say(f"isolation: [bold]{facts['isolation']}[/bold]")
-    rows = [
-        (level["level"], "yes" if level["available"] else "no", level.get("why"), level.get("fix"))
-        for level in facts["levels"]
-    ]
-    table(("LEVEL", "HERE", "WHY NOT", "FIX"), rows)
+    say(f"isolation: [bold]{facts['isolation']}[/bold] ({_LEVELS[facts['isolation']]})")
+    if facts["why"]:
+        say(f"  why not more: {facts['why']}")
+    if facts["fix"]:
+        say(f"  to change it: {facts['fix']}")
+    for fact, true in facts["facts"].items():
+        say(f"  [dim]{_FACTS.get(fact, fact)}: {'yes' if true else 'no'}[/dim]")
     cards = facts.get("cards") or []
     say(
         f"accelerators: {', '.join(c['model'] for c in cards) if cards else 'none (firepool up --simulate h200 makes some up)'}"
