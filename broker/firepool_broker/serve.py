@@ -18,15 +18,17 @@ from firepool_broker.api.app import close_streams, create_app
 from firepool_broker.core.pools import Pool
 from firepool_broker.settings import Settings, default_pools, interpreter_of, read_pools, stamp
 from firepool_broker.shell.agents import Agents
+from firepool_broker.shell.blobs import names
 from firepool_broker.shell.blobs.joblogs import LogFiles
 from firepool_broker.shell.blobs.local import LocalBlobs
-from firepool_broker.shell.ports import PORT_VERSION, Identity, PodProvider, TokenStore
+from firepool_broker.shell.ports import PORT_VERSION, Identity, PodProvider, StoreDown, TokenStore
 from firepool_broker.shell.runner import Parts, Runner
 from firepool_broker.shell.store.config import Configuration
 from firepool_broker.shell.store.database import Database
 from firepool_broker.shell.store.jobs import SqliteJobs
+from firepool_broker.shell.store.retention import Retention
 from firepool_broker.shell.store.tokens import SqliteTokens
-from firepool_wire.errors import Internal
+from firepool_wire.errors import Internal, StoreUnavailable
 from firepool_wire.version import FIREPOOL
 
 PROVIDERS = "firepool.providers"
@@ -34,6 +36,9 @@ LOCAL_CALLER = "local"
 
 #: How long open requests may finish after the broker was told to stop. Raise: fewer broken answers. Lower: faster stops.
 GRACE_S = 2
+
+#: Between looks for what is old enough to be forgotten. Raise: more disk for longer.
+HOUSEKEEPING_S = 3600.0
 
 
 class _Server(uvicorn.Server):
@@ -51,10 +56,12 @@ class Broker:
         self.settings = settings
         self._log: Any = structlog.get_logger("firepool")
         database = Database(settings.home / "store.db")
+        blobs, self._logs = LocalBlobs(settings.home / "blobs"), LogFiles(settings.home / "logs")
+        self._retention = Retention(database, blobs, self._logs, names.key)
         self._parts = Parts(
             store=SqliteJobs(database),
-            blobs=LocalBlobs(settings.home / "blobs"),
-            logs=LogFiles(settings.home / "logs"),
+            blobs=blobs,
+            logs=self._logs,
             tokens=SqliteTokens(database),
             config=Configuration(database),
             agents=Agents(),
@@ -64,6 +71,7 @@ class Broker:
         self.app = create_app(self.runner, stamp=self.stamp)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
         self.address = ""
 
     async def start(self) -> None:
@@ -97,6 +105,7 @@ class Broker:
                 self._serving.result()
                 raise Internal("the HTTP server did not start")
             await asyncio.sleep(0.005)
+        self._housekeeping = asyncio.create_task(self._keep_house())
         self._publish()
         self._log.info("ready", address=self.address, home=str(settings.home), pools=sorted(self.runner.desk.pools))
 
@@ -112,8 +121,22 @@ class Broker:
         """Returns when the engine's invariants broke."""
         await self.runner.broken.wait()
 
+    async def _keep_house(self) -> None:
+        """Forget what is old, every hour."""
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            try:
+                gone = await self._retention.run(list(self.runner.desk.pods))
+            except (StoreDown, StoreUnavailable) as error:
+                self._log.warning("housekeeping put off", cause=str(error))
+            else:
+                self._log.info("forgotten", jobs=gone.jobs, logs=gone.logs, blobs=gone.blobs, bytes=gone.blob_bytes)
+
     async def aclose(self) -> None:
-        """Stop serving, stop or leave the pods, close the store."""
+        """Stop serving, stop or leave the pods, close the store.
+
+        After a broken invariant the pods stay: they and the store hold the truth from which the next start rebuilds.
+        """
         with contextlib.suppress(FileNotFoundError):
             if self.address:
                 self.settings.address_file.unlink()
@@ -122,7 +145,12 @@ class Broker:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
-        await self.runner.aclose(leave_pods=self.settings.leave_pods)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
+        await self.runner.aclose(leave_pods=self.settings.leave_pods or self.runner.broken.is_set())
+        with contextlib.suppress(StoreUnavailable):  # what is not on disk is with the agents still
+            self._logs.flush()
 
     def _publish(self) -> None:
         """Write `broker.json`, whole or not at all, for programs that look for a broker on this machine."""

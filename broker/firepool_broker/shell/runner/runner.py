@@ -102,17 +102,18 @@ class Runner:
         """
         parts = self.desk.parts
         await parts.store.open()
-        for provider in parts.providers.values():
-            await provider.start()
         for caller, limits in (await parts.config.limits()).items():
             self._limits[caller] = limits
             self.emit(CallerLimited(caller, limits))
         if pools is None:
             pools = await parts.config.load_pools()
+        # Before any provider: a mistake in the pools must not touch the pods of an earlier broker.
         self._configure(otherwise if pools is None else pools)
+        for provider in parts.providers.values():
+            await provider.start()
         await Start(self.desk, self._intake, self._pods, self._calls).tell()
         for provider in parts.providers.values():
-            self._pods.watch(provider)
+            self._pods.watch(provider).add_done_callback(self._deaf)
         self._wake.start_upkeep()
         self._started = True
 
@@ -171,6 +172,12 @@ class Runner:
         if jumped_s:
             self.desk.log.warning("the wall clock ran ahead", jumped_s=jumped_s)
             self.emit(Woke())
+
+    def _deaf(self, following: "asyncio.Task[None]") -> None:
+        """A broker that hears nothing of its pods any more would wait for them for ever."""
+        if not self.desk.closing:
+            self.desk.log.critical("a pod provider fell silent", cause=repr(following))
+            self.broken.set()
 
     def _end_is_durable(self, attempt: AttemptId) -> None:
         runs = self.desk.runs.pop(attempt, None)
