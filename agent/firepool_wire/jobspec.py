@@ -121,14 +121,17 @@ class JobSpec:
     )
 
 
+_PLAIN = frozenset({str, int, float, bool})
+
+
 def sparse(value: Any) -> Any:
     """A dataclass as JSON with only the fields that differ from their defaults; containers keep their items."""
     if hasattr(value, "__dataclass_fields__"):
         out: dict[str, Any] = {}
         for name, default in _defaults(type(value)):
             item = getattr(value, name)
-            if item != default:
-                out[name] = sparse(item)
+            if item is not default and item != default:
+                out[name] = item if type(item) in _PLAIN else sparse(item)
         return out
     if isinstance(value, tuple | list):
         return [sparse(v) for v in value]
