@@ -62,6 +62,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Run a command in a warm pod. Follows its output and leaves with its exit code."""
+    variables, labels = _pairs(env, "--env"), _pairs(label, "--label")
     with target(context).connect() as api:
         spec = JobSpec(
             entrypoint=Entrypoint(argv=tuple(command)),
@@ -70,8 +71,8 @@ def submit(
             queue=queue,
             priority=priority,
             lease_tag=tag or None,
-            env=_pairs(env, "--env"),
-            labels=_pairs(label, "--label"),
+            env=variables,
+            labels=labels,
             package=api.upload_folder(working_dir) if working_dir else None,
             requirements=Requirements(text=requirements.read_text()) if requirements else None,
             outputs=tuple(outputs),

@@ -8,9 +8,8 @@ failed without a code; 130 for Ctrl-C.
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +28,9 @@ EXIT_BY_CODE = {
     "Forbidden": 77,
     "ImageNotAllowed": 77,
 }
+
+#: Base of every error of wrong use. typer brings its own copy of click in newer versions, so it is asked for its class.
+_WrongUse = cast("type[Exception]", next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"))
 
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True, soft_wrap=True)
@@ -60,7 +62,7 @@ def emit_json(value: object) -> None:
 
 def say(text: str) -> None:
     """A line for people, on standard output; markup of rich applies."""
-    _out.print(text, highlight=False)
+    _out.print(text, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
@@ -133,12 +135,12 @@ def run(app: typer.Typer) -> int:
         else:
             explain_error(error)
         return exit_code(error)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as wrong:
-        wrong.show()
+    except _WrongUse as wrong:
+        cast("typer.BadParameter", wrong).show()
         return 64
     except KeyboardInterrupt:
         return 130
