@@ -42,7 +42,7 @@ class Guarded(APIRoute):
         if ROLE not in extra:
             raise TypeError(f"{self.path} names no role; declare it with routes.declared")
         role = Role[extra[ROLE]]
-        inner = super().get_route_handler()
+        inner = self._straight() or super().get_route_handler()
         known = frozenset(field.alias for field in self.dependant.query_params)
         families: tuple[str, ...] = tuple(extra.get(FAMILIES, ()))
 
@@ -56,6 +56,17 @@ class Guarded(APIRoute):
             return await inner(request)
 
         return handle
+
+    def _straight(self) -> Handler | None:
+        """The endpoint itself where it wants nothing but the request: FastAPI's solving of no dependencies would cost a
+        submission 20 µs of its 130."""
+        wants = self.dependant
+        if wants.request_param_name is None or any(
+            (wants.path_params, wants.query_params, wants.header_params, wants.cookie_params, wants.body_params)
+        ):
+            return None
+        endpoint: Handler = self.endpoint
+        return endpoint
 
 
 def _check_query(request: Request, known: frozenset[str], families: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ Types and names of fields are the wire dataclass's own; this adds ranges, length
 import binascii
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from firepool_wire.errors import TABLE, BadRequest, FirepoolError, ImageNotAllowed
@@ -124,12 +124,25 @@ def _compiled(name: str) -> list[tuple[str, dict[str, Any]]]:
 _CHECKS = {name: _compiled(name) for name in RULES}
 
 
-def by_table(name: str, value: Any, at: str = "") -> Iterator[Problem]:
-    """What of a dataclass's fields does not meet the table's rules for `name`."""
-    for field, rule in _CHECKS[name]:
-        item = getattr(value, field)
-        if item is not None and (words := _broken(item, rule)) is not None:
-            yield Problem(at + field, words)
+_known_defaults: dict[type[Any], dict[str, Any]] = {}
+
+
+def _defaults(cls: type[Any]) -> dict[str, Any]:
+    if (found := _known_defaults.get(cls)) is None:
+        found = _known_defaults[cls] = {f.name: f.default for f in fields(cls)}
+    return found
+
+
+def by_table(name: str, value: Any, at: str = "") -> list[Problem]:
+    """What of a dataclass's fields does not meet the table's rules for `name`. Defaults meet them."""
+    defaults = _defaults(type(value))
+    return [
+        Problem(at + field, words)
+        for field, rule in _CHECKS[name]
+        if (item := getattr(value, field)) is not None
+        and item != defaults[field]
+        and (words := _broken(item, rule)) is not None
+    ]
 
 
 def _entrypoint(entry: Entrypoint) -> Iterator[Problem]:

@@ -34,6 +34,8 @@ class BatchBody:
 
 _BATCH: TypeAdapter[BatchBody] = TypeAdapter(BatchBody)
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 _UNKNOWN = frozenset({"unexpected_keyword_argument", "extra_forbidden"})
 
 
@@ -119,7 +121,7 @@ def digest_of(spec: JobSpec) -> str:
     retry matches however its client writes JSON (audit 2.18a)."""
     body = sparse(spec)
     body.pop("idempotency_key", None)
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_CANONICAL(body).encode()).hexdigest()
 
 
 # -- words for what pydantic found --------------------------------------------------------------------------------

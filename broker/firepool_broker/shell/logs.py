@@ -15,7 +15,12 @@ def set_up(level: str = "info", file: Path | None = None, *, as_json: bool | Non
     """Send structured events of `level` and above to `file` (JSON lines) or stderr (words when it is a terminal)."""
     sink: TextIO = file.open("a", buffering=1, encoding="utf-8") if file is not None else sys.stderr
     plain = file is None and sink.isatty() if as_json is None else not as_json
-    renderer: Any = structlog.dev.ConsoleRenderer() if plain else structlog.processors.JSONRenderer()
+    # Plain tracebacks: the fancy ones show local variables, and those of a request hold its token.
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if plain
+        else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
