@@ -122,6 +122,7 @@ class Lives(RuleBasedStateMachine):
         for caller in CALLERS:
             world.send(CallerLimited(Caller(caller), a_limit()))
         world.run_out()
+        assert world.engine.ticks_that_helped == 0, "an event forgot to wake dispatch"
         assert set(world.accepted) <= set(world.rows), "S42 an accepted job was lost"
         resting = {PodState.IDLE, PodState.HELD, PodState.RETIRING, PodState.STARTING}
         assert set(world.states().values()) <= resting, world.states()

@@ -153,6 +153,11 @@ class World:
             self.take(effect)
         return effects
 
+    def send_all(self, events: Iterable[Event]) -> None:
+        """Facts one after the other."""
+        for event in events:
+            self.send(event)
+
     def submit(self, ask: Ask) -> list[Effect]:
         """A job comes in now."""
         self.submitted[ask.job] = ask
@@ -166,6 +171,14 @@ class World:
             self.wake_at = float("inf")
             self.send(Woke())
         self.now = until
+
+    def run(self, ask: Ask) -> Row:
+        """A job from its submission to its good end, its pods reset."""
+        self.submit(ask)
+        self.settle()
+        while self.do("end"):
+            self.settle()
+        return self.rows[ask.job]
 
     def do(self, kind: str, way: str = "ok", subject: str = "") -> bool:
         """Finish the first piece of work of that kind (and subject) in that way; False when there is none."""
@@ -183,10 +196,10 @@ class World:
         for event in work.ways[way]():
             self.send(event)
 
-    def settle(self, rounds: int = 400) -> None:
-        """Everything under way ends well, without time passing (jobs run on)."""
+    def settle(self, but: tuple[str, ...] = (), rounds: int = 400) -> None:
+        """Everything under way ends well, without time passing; jobs run on, and so does what is named in `but`."""
         for _ in range(rounds):
-            if not (self.write("ok") or self._first({"end"})):
+            if not (self.write("ok") or self._first({"end", *but})):
                 return
         raise AssertionError("the world does not come to rest")
 
@@ -607,6 +620,7 @@ class World:
             created_at=agent.created_at,
             ready=agent.ready,
             single_use=agent.order.single_use,
+            terminating=agent.deleting,
             cards=agent.cards,
             isolation="namespaces" if agent.ready else "",
             agent=agent.last_user,

@@ -58,8 +58,8 @@ def launch_failed(s: State, event: LaunchFailed) -> None:
         return
     lease, rank = found
     if lease.parts[rank] < Part.OVER:
-        _blame(s, lease, rank, event.failure, None)
         _release(s, lease, rank)
+        _blame(s, lease, rank, event.failure, None)
 
 
 def committed_in_vain(s: State, lease: Lease) -> None:
@@ -148,7 +148,7 @@ def _release(s: State, lease: Lease, rank: int) -> None:
         fleet.retire(s, pod, "retires after this job")
         s.untended[pod.rack.pool] = None
         return
-    pod.strikes, pod.unreachable_since = 0, 0.0
+    pod.strikes, pod.unreachable_since = 0, -1.0
     s.tracker.reset(pod)
     s.emit(ResetPod(pod.name, lease.attempt))
 

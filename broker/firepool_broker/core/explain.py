@@ -64,7 +64,7 @@ def _blocked(s: State, job: JobRecord, now: float) -> tuple[str, str]:
     if job.state is PENDING:
         return "inputs", f"waits for the results of {', '.join(job.waits_for)}"
     if job.lease is not None:
-        silent = [pod.name for pod in job.lease.pods if pod.lease is job.lease and pod.unreachable_since]
+        silent = [pod.name for pod in job.lease.pods if pod.lease is job.lease and pod.unreachable_since >= 0]
         if silent:
             return "unreachable", f"the agents of {', '.join(silent)} do not answer; the job counts as running"
         return "", f"attempt {job.lease.attempt} is {job.lease.phase.name.lower()}"

@@ -138,8 +138,9 @@ class JobRecord(Record):
         self.client_until = inf
         #: Jobs whose results it still waits for (a dict serves as an ordered set).
         self.waits_for: dict[JobId, None] = {}
-        self.at_accepted = 0.0
-        self.at_queued = 0.0
+        #: Milestones on the engine's clock; −1 = not reached.
+        self.at_accepted = -1.0
+        self.at_queued = -1.0
 
     def due(self) -> float:
         """The earliest of its deadlines: what its one timer is armed for."""

@@ -67,12 +67,12 @@ class Lease:
     run_by = 0.0
     #: When pods that did not confirm a stop are deleted; 0 = no stop was asked for.
     stop_by = 0.0
-    #: Milestones on the engine's clock; 0 = not reached.
-    at_prepared = 0.0
-    at_committed = 0.0
-    at_launched = 0.0
-    at_first = 0.0
-    at_ended = 0.0
+    #: Milestones on the engine's clock; −1 = not reached.
+    at_prepared = -1.0
+    at_committed = -1.0
+    at_launched = -1.0
+    at_first = -1.0
+    at_ended = -1.0
 
     # Defaults live on the class and only what differs on the instance: a lease is made for every job, and filling 25
     # slots would cost as much as finding its pod.

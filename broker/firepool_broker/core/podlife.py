@@ -94,7 +94,7 @@ def on_unreachable(s: State, event: PodUnreachable) -> None:
         s.untended[pod.rack.pool] = None
     elif state in (ASSIGNED, RUNNING):
         pod.strikes += 1
-        if not pod.unreachable_since:
+        if pod.unreachable_since < 0:
             pod.unreachable_since = s.now
             s.timers.arm_by(pod, s.now + SILENT_S)
         if pod.strikes >= STRIKES_TO_QUARANTINE:
@@ -107,7 +107,7 @@ def on_reachable(s: State, name: PodName) -> None:
     if pod is None:
         return
     pod.strikes = 0
-    pod.unreachable_since = 0.0
+    pod.unreachable_since = -1.0
     if pod.state is RETIRING and pod.lease is not None:
         endings.ask_again(s, pod.lease, pod)
 
@@ -124,7 +124,7 @@ def on_timer(s: State, pod: PodRecord) -> None:
         due = pod.hold_deadline
     elif state is RETIRING:
         due = pod.deleted_at + DELETE_AGAIN_S
-    elif pod.unreachable_since:
+    elif pod.unreachable_since >= 0:
         due = pod.unreachable_since + SILENT_S
     else:
         return

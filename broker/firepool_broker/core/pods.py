@@ -118,7 +118,8 @@ class PodRecord(Record):
         #: Its place in the lease.
         self.rank = 0
         self.strikes = 0
-        self.unreachable_since = 0.0
+        #: First missed call of a row of misses; −1 = it answers.
+        self.unreachable_since = -1.0
         self.deleted_at = 0.0
 
     def __repr__(self) -> str:

@@ -129,6 +129,7 @@ def _pod(s: State, found: FoundPod, binding: Binding | None, place: tuple[Lease,
     if place is not None:
         lease, rank = place
         lease.pods[rank] = pod
+        pod.doomed = found.terminating
         s.tracker.adopt_used(pod, lease.job.ask.caller, lease.job.key, lease, rank)
         s.emit(ProbeAttempt(lease.attempt, pod.name))
         return

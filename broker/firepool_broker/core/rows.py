@@ -120,23 +120,17 @@ def notify(s: State, job: JobRecord) -> None:
 
 
 def _times(job: JobRecord, lease: Lease | None) -> tuple[tuple[str, float], ...]:
-    times = [("submitted", job.ask.submitted_at)]
-    if job.at_accepted:
-        times.append(("accepted", job.at_accepted))
-    if job.at_queued:
-        times.append(("queued", job.at_queued))
+    """The milestones that were reached."""
+    times = [("submitted", job.ask.submitted_at), ("accepted", job.at_accepted), ("queued", job.at_queued)]
     if lease is not None:
-        times.append(("claimed", lease.at_claimed))
-        if lease.at_prepared:
-            times.append(("prepared", lease.at_prepared))
-        if lease.at_committed:
-            times.append(("committed", lease.at_committed))
+        times += [
+            ("claimed", lease.at_claimed),
+            ("prepared", lease.at_prepared),
+            ("committed", lease.at_committed),
             # No standby yet: the gate of a pod's own card is open when its start is committed.
-            times.append(("gate_open", lease.at_committed))
-        if lease.at_launched:
-            times.append(("launched", lease.at_launched))
-        if lease.at_first:
-            times.append(("first_instruction", lease.at_first))
-        if lease.at_ended:
-            times.append(("ended", lease.at_ended))
-    return tuple(times)
+            ("gate_open", lease.at_committed),
+            ("launched", lease.at_launched),
+            ("first_instruction", lease.at_first),
+            ("ended", lease.at_ended),
+        ]
+    return tuple([milestone for milestone in times if milestone[1] >= 0.0])

@@ -68,8 +68,12 @@ def add(c: Counts) -> int:
 
 
 def idle_cap(c: Counts) -> int:
-    """`min(max_idle, ceiling − (physical − idle))`: retains, never creates; a negative cap is harmless (audit F3.6)."""
-    return min(c.max_idle, c.ceiling - (physical(c) - _idle(c)))
+    """`min(max_idle, ceiling − (physical − idle))`: retains, never creates; a negative cap is harmless (audit F3.6).
+
+    Pods that are being deleted are left out here: else the pods that one pass removes would squeeze the cap of the next
+    pass, which would remove more on an otherwise unchanged world (S32).
+    """
+    return min(c.max_idle, c.ceiling - (physical(c) - c.terminating - _idle(c)))
 
 
 def retain(c: Counts) -> int:

@@ -108,7 +108,7 @@ def job_view(job: JobRecord) -> JobView:
         why_not_warmer=job.why.value if job.why is not None else "",
         cancel_requested=job.cancel is not None,
         waiting=job.lane is not None,
-        unreachable=tuple(pod.name for pod in pods if pod.lease is lease and pod.unreachable_since),
+        unreachable=tuple(pod.name for pod in pods if pod.lease is lease and pod.unreachable_since >= 0),
         submitted_at=job.ask.submitted_at,
     )
 
@@ -134,7 +134,7 @@ def pod_view(pod: PodRecord) -> PodView:
         ready_at=pod.ready_at if pod.ready_at >= 0 else None,
         released_at=pod.released_at if held else None,
         hold_deadline=pod.hold_deadline if held else None,
-        unreachable=bool(pod.unreachable_since),
+        unreachable=pod.unreachable_since >= 0,
     )
 
 

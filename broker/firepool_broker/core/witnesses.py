@@ -61,6 +61,8 @@ Verdict = Starting | NeverUsed | Held | Dirty | Retire
 def judge(found: FoundPod, binding: Binding | None, hold_s: float, now: float) -> Verdict:
     """What becomes of a pod without a running job."""
     agent, annotated = found.agent, found.annotated
+    if found.terminating:
+        return Retire("its deletion was under way")
     used = binding is not None or annotated is not None
     if not found.ready:
         return Retire("it was used, and its agent is not there") if used else Starting()
