@@ -90,9 +90,9 @@ async def page(
     ] = None,
     sku: str | None = None,
     queue: str | None = None,
+    *,
     run: str | None = None,
     caller: Annotated[str | None, Query(description="operators only; absent: every caller")] = None,
-    *,
     cursor: Annotated[str | None, Query(description="`cursor` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
