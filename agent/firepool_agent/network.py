@@ -1,18 +1,17 @@
 """The pods' network on one machine: a bridge of fixed MAC, an address per pod, and a way out.
 
 Distinct addresses let gangs, torchrun and Ray find distinct hosts, and fixed ports hidden in libraries do not collide. The
-way out (forwarding and masquerading) uses the machine's `nft` or `iptables` once at start; without them pods reach each
-other only, and `note` says so. Nursery side, apart from `configure`, which runs inside the pod.
+way out (forwarding and masquerading) is the kernel's own; where it is refused pods reach each other only, and `note` says
+so. Nursery side, apart from `configure`, which runs inside the pod.
 """
 
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
 import zlib
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
+from firepool_agent import masquerade
 from firepool_agent.netlink import Netlink
 
 _FORWARD = "/proc/sys/net/ipv4/ip_forward"
@@ -31,7 +30,6 @@ class Bridge:
         #: Why the network is less than wanted ("" = pods reach each other and the world).
         self.note = ""
         self._index = 0
-        self._undo: list[list[str]] = []
         self._forward_before: str | None = None
         self._taken: dict[str, int] = {}
         self._last = 1
@@ -69,25 +67,15 @@ class Bridge:
         raise OSError("every network tried for pods is in use on this machine")
 
     def _way_out(self) -> None:
-        table = f"firepool_{self._tag}"
-        nft, iptables = shutil.which("nft"), shutil.which("iptables")
-        rule = ["POSTROUTING", "-s", str(self.network), "!", "-o", self.name, "-j", "MASQUERADE"]
-        if nft:
-            script = (
-                f"table ip {table} {{ chain post {{ type nat hook postrouting priority 100; "
-                f'ip saddr {self.network} oifname != "{self.name}" masquerade; }} }}'
-            )
-            done, undo = self._run([nft, script]), [nft, "delete", "table", "ip", table]
-        elif iptables:
-            done = self._run([iptables, "-w", "-t", "nat", "-A", *rule])
-            undo = [iptables, "-w", "-t", "nat", "-D", *rule]
-        else:
-            self.note = "neither nft nor iptables is installed: pods reach each other, but not the world"
+        """Let pods reach what the machine reaches. Whatever is refused leaves them with each other and is said in `note`."""
+        only = "pods reach each other, but not the world"
+        try:
+            with contextlib.suppress(OSError):
+                masquerade.switch_off(self._table)  # left by a nursery of the same home that was killed
+            masquerade.switch_on(self._table, self.network, self.name)
+        except OSError as e:
+            self.note = f"masquerading was refused ({e}): {only}"
             return
-        if not done:
-            self.note = f"masquerading was refused ({self.note}): pods reach each other, but not the world"
-            return
-        self._undo.append(undo)
         try:
             with open(_FORWARD, "r+") as f:
                 before = f.read().strip()
@@ -96,13 +84,11 @@ class Bridge:
                     f.write("1")
                     self._forward_before = before
         except OSError as e:
-            self.note = f"forwarding cannot be switched on ({e}): pods reach each other, but not the world"
+            self.note = f"forwarding cannot be switched on ({e}): {only}"
 
-    def _run(self, command: list[str]) -> bool:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode:
-            self.note = done.stderr.strip()[-200:]
-        return done.returncode == 0
+    @property
+    def _table(self) -> str:
+        return f"firepool_{self._tag}"
 
     def attach(self, pod: str, pid: int) -> IPv4Interface:
         """Give the network namespace of `pid` a place on the bridge; the pod's address. Raises: OSError."""
@@ -135,9 +121,10 @@ class Bridge:
                 if name.startswith(self.name):
                     with contextlib.suppress(OSError):
                         link.delete(name)
-        for command in self._undo:
-            self._run(command)
-        if self._forward_before is not None and os.path.exists(_FORWARD):
+        with contextlib.suppress(OSError):
+            masquerade.switch_off(self._table)
+        others = any(name.startswith("fp") and "v" not in name for _, name in socket.if_nameindex())
+        if self._forward_before is not None and os.path.exists(_FORWARD) and not others:
             with open(_FORWARD, "w") as f:
                 f.write(self._forward_before)
 
