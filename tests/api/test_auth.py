@@ -21,7 +21,7 @@ PUBLIC = {"/healthz", "/readyz", "/openapi.json"}
 
 
 class _Nothing:
-    tokens = None
+    tokens = blobs = None
 
 
 def _routes() -> list[APIRoute]:

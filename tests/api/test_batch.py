@@ -1,5 +1,7 @@
 """Many jobs in one request."""
 
+import hashlib
+
 from tests.api.world import World, spec
 
 
@@ -32,3 +34,19 @@ async def test_a_batch_with_an_unknown_field_beside_its_jobs_creates_nothing(api
     assert (reply.status, reply.code) == (422, "UnknownField")
     assert reply.json()["details"] == {"path": "job", "nearest": "jobs"}
     assert (await api.call("GET", "/v1/jobs")).json()["jobs"] == []
+
+
+async def test_a_job_whose_blobs_are_not_stored_is_refused_with_their_digests_and_taken_once_they_are(
+    api: World,
+) -> None:
+    data = b"a package"
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    wants = spec("print", package=digest)
+    single = await api.call("POST", "/v1/jobs", json=wants)
+    assert (single.status, single.json()["details"]["missing"]) == (422, [digest])
+    batch = (await api.call("POST", "/v1/jobs:batch", json={"jobs": [spec(), wants, spec()]})).json()["results"]
+    assert ["error" in r for r in batch] == [False, True, False]
+    assert batch[1]["error"]["details"]["missing"] == [digest]
+    await api.call("PUT", f"/v1/blobs/{digest}", data=data)
+    assert (await api.call("POST", "/v1/jobs", json=wants)).status == 201
+    assert (await api.call("POST", "/v1/jobs", "bob", json=wants)).status == 422

@@ -22,7 +22,7 @@ from tests.api.real import Elsewhere, elsewhere
 
 
 class _Nothing:
-    tokens = None
+    tokens = blobs = None
 
 
 DOCUMENT = create_app(_Nothing()).openapi()  # type: ignore[arg-type]

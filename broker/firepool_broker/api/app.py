@@ -13,6 +13,7 @@ from firepool_broker.api.door import Door, http_problem
 from firepool_broker.api.limits import Admission, ApiSettings
 from firepool_broker.api.lobby import Lobby, Stamp
 from firepool_broker.api.needs import Broker
+from firepool_broker.api.references import References
 from firepool_broker.api.routes import Guarded
 from firepool_broker.api.rules import Problem, bad_values
 from firepool_broker.api.schemas import describe
@@ -45,6 +46,7 @@ def create_app(runner: Broker, settings: ApiSettings | None = None, stamp: Stamp
         runner=runner,
         settings=knobs,
         gate=Gate(runner.tokens, knobs.token_cache_s),
+        references=References(runner.blobs),
         stamp=stamp,
         admission=Admission(knobs.inflight_jobs, knobs.retry_after_s),
     )

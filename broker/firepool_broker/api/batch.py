@@ -41,8 +41,13 @@ async def submit_batch(request: Request) -> Response:
         for n, spec in enumerate(keyed):
             if n and n % _STEP == 0:
                 await asyncio.sleep(0)
-            if isinstance(spec, JobSpec):
+            if not isinstance(spec, JobSpec):
+                continue
+            try:
+                await desk.references.check(me.caller, spec)
                 good.append((spec, digest_of(spec)))
+            except FirepoolError as error:
+                keyed[n] = error
         taken = iter(await desk.runner.submit_many(me, good) if good else ())
     results: list[BatchResult] = []
     for n, spec in enumerate(keyed):

@@ -68,6 +68,7 @@ async def submit(request: Request) -> Response:
     with desk.admission.room_for(1):
         spec = parse_spec(await read_body(request, desk.settings.job_bytes, "The job"))
         spec = with_key(spec, request.headers.get("idempotency-key"))
+        await desk.references.check(me.caller, spec)
         taken = await desk.runner.submit(me, spec, digest_of(spec))
     if taken.replayed:
         row = await desk.runner.row(taken.job)

@@ -9,6 +9,7 @@ from fastapi import Request
 from firepool_broker.api.auth import Gate, is_operator, may_see, no_such
 from firepool_broker.api.limits import Admission, ApiSettings
 from firepool_broker.api.needs import Broker
+from firepool_broker.api.references import References
 from firepool_broker.core.pools import Pool
 from firepool_broker.shell.ports import Identity, JobRow
 from firepool_wire.errors import Forbidden
@@ -24,6 +25,7 @@ class Lobby:
     settings: ApiSettings
     gate: Gate
     admission: Admission
+    references: References
     #: Gives pools their template digests; `main` knows what a pod is made from.
     stamp: Stamp
     #: Set when the broker is about to stop: open streams break off, their clients come back elsewhere.
