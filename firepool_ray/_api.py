@@ -5,7 +5,7 @@ every other error is the caller's at once. The broker alone re-runs jobs: this o
 """
 
 import json
-import random
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +59,7 @@ class Api:
                     raise
                 error, pause = refusal, refusal.retry_after_s
             # Jitter, so that a thousand clients do not come back as one.
-            pause *= random.uniform(0.75, 1.25)
+            pause *= 0.75 + os.urandom(1)[0] / 510
             if monotonic() + pause > deadline or self.closing.wait(pause):
                 raise error
             pause = min(pause * 2, _MAX_BACKOFF_S)

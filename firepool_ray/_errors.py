@@ -144,7 +144,9 @@ def task_error(body: dict[str, Any], cause: BaseException | None) -> TaskError:
     message = str(body.get("message", ""))
     if cause is not None and kind is not None:
         _fill(error, kind, cause)
-    FirepoolError.__init__(error, message, job_id=body.get("job_id"), **details)
+    # Not `__init__`: its `super()` leads to the user's own, which may want anything.
+    error.message, error.job_id, error.retry_after_s = message, body.get("job_id"), body.get("retry_after_s")
+    error.details = details
     error.args = (cause,) if cause is not None else (message,)
     error.type_name = name or (kind.__name__ if kind else "Exception")
     error.cause = cause

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from firepool_ray._calls import Call
-from firepool_ray._options import Options, OptionsDict
+from firepool_ray._options import Options
 from firepool_ray._remote import RemoteFunction
 from firepool_wire.errors import FirepoolError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from firepool_ray._options import OptionsDict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +62,7 @@ class Executor(futures.Executor):
         options: options of every job, as in `@remote`.
     """
 
-    def __init__(self, **options: Unpack[OptionsDict]) -> None:
+    def __init__(self, **options: "Unpack[OptionsDict]") -> None:
         self._options = Options.of(options)
         self._handles: dict[Callable[..., Any], RemoteFunction[..., Any]] = {}
         self._futures: set[futures.Future[Any]] = set()

@@ -9,18 +9,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from firepool_ray import _front, _package
 from firepool_ray._context import current_run
 from firepool_ray._errors import GetTimeoutError, job_error
 from firepool_ray._http import Disconnected, path_of
-from firepool_ray._options import Options, OptionsDict
+from firepool_ray._options import Options
 from firepool_ray._session import Session
 from firepool_ray._source import Blob
 from firepool_wire.errors import BrokerUnavailable, Cancelled
-from firepool_wire.jobspec import Entrypoint
 from firepool_wire.words import TERMINAL, JobState
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from firepool_ray._options import OptionsDict
 
 #: One long poll; the broker may answer earlier.
 _POLL_S = 30.0
@@ -38,7 +42,7 @@ class JobResult:
     body: dict[str, Any]
 
 
-def submit(argv: Sequence[str], **options: Unpack[OptionsDict]) -> "Job":
+def submit(argv: Sequence[str], **options: "Unpack[OptionsDict]") -> "Job":
     """Run a command in a pod. Returns once the job is durable; it outlives this program.
 
     Args:
@@ -54,7 +58,7 @@ def submit(argv: Sequence[str], **options: Unpack[OptionsDict]) -> "Job":
     chosen = Options.of(options)
     session = _front.current()
     lease = chosen.client_lease_s
-    spec = chosen.spec(Entrypoint(argv=tuple(argv)), sku=session.sku(chosen.sku), lease_s=lease, run=current_run())
+    spec = chosen.spec(tuple(argv), sku=session.sku(chosen.sku), lease_s=lease, run=current_run())
     if chosen.package:
         spec["package"] = _upload(session, chosen.package)
     spec["idempotency_key"] = chosen.idempotency_key or f"{session.client}-{os.urandom(8).hex()}"

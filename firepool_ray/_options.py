@@ -5,46 +5,47 @@ Names that Ray users try and Firepool has no use for are answered with what to w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from typing import Any, Literal, TypedDict
-
-from firepool_wire.jobspec import Entrypoint, JobSpec, Requirements, sparse
+from typing import TYPE_CHECKING, Any, Literal
 
 Ship = Literal["auto", "value", "import"]
 
+if TYPE_CHECKING:
+    from typing import TypedDict
 
-class OptionsDict(TypedDict, total=False):
-    """Keywords of `remote`, `options` and `submit`, for type checkers."""
+    from firepool_wire.jobspec import Requirements
 
-    sku: str
-    pods: int
-    queue: str
-    priority: int
-    lease_tag: str | None
-    single_use: bool
-    image: str | None
-    package: str | bool | None
-    requirements: str | Sequence[str] | None
-    requirements_mode: Literal["layer", "in_place"] | None
-    env: Mapping[str, str]
-    queue_timeout_s: float | None
-    start_timeout_s: float | None
-    run_timeout_s: float | None
-    client_lease_s: float | None
-    detach: bool
-    max_retries: int
-    retry_on: Sequence[str | type]
-    preemptible: bool
-    labels: Mapping[str, str]
-    run: str | None
-    outputs: Sequence[str]
-    isolation: str | None
-    untrusted: bool | None
-    memory_mib: int | None
-    grace_s: float
-    name: str | None
-    ship: Ship
-    idempotency_key: str | None
+    class OptionsDict(TypedDict, total=False):
+        """Keywords of `remote`, `options` and `submit`, for type checkers."""
+
+        sku: str
+        pods: int
+        queue: str
+        priority: int
+        lease_tag: str | None
+        single_use: bool
+        image: str | None
+        package: str | bool | None
+        requirements: str | Sequence[str] | None
+        requirements_mode: Literal["layer", "in_place"] | None
+        env: Mapping[str, str]
+        queue_timeout_s: float | None
+        start_timeout_s: float | None
+        run_timeout_s: float | None
+        client_lease_s: float | None
+        detach: bool
+        max_retries: int
+        retry_on: Sequence[str | type]
+        preemptible: bool
+        labels: Mapping[str, str]
+        run: str | None
+        outputs: Sequence[str]
+        isolation: str | None
+        untrusted: bool | None
+        memory_mib: int | None
+        grace_s: float
+        name: str | None
+        ship: Ship
+        idempotency_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +118,14 @@ class Options:
             raise ValueError(f"env and labels are texts by name; {wrong[0]!r} is not")
 
     def spec(
-        self, entrypoint: Entrypoint, *, sku: str | None, lease_s: float | None, run: str | None
+        self, argv: tuple[str, ...] | None, *, sku: str | None, lease_s: float | None, run: str | None
     ) -> dict[str, Any]:
         """The sparse JSON of a job spec, but for the parts that differ from call to call."""
+        from firepool_wire.jobspec import Entrypoint, JobSpec, sparse  # its dataclasses cost 8 ms
+
         chosen: dict[str, Any] = {"sku": sku} if sku is not None else {}
         wanted = JobSpec(
-            entrypoint=entrypoint,
+            entrypoint=Entrypoint(argv=argv),
             pods=self.pods,
             queue=self.queue,
             priority=self.priority,
@@ -150,9 +153,11 @@ class Options:
         body: dict[str, Any] = sparse(wanted)
         return body
 
-    def _requirements(self) -> Requirements | None:
+    def _requirements(self) -> "Requirements | None":
         if not self.requirements:
             return None
+        from firepool_wire.jobspec import Requirements
+
         text = self.requirements if isinstance(self.requirements, str) else "\n".join(self.requirements)
         return Requirements(text=text, mode=self.requirements_mode)
 
@@ -183,5 +188,7 @@ _RAY = {
 def _unknown(name: str) -> str:
     if name in _RAY:
         return f"no option {name!r} here: {_RAY[name]}"
+    from difflib import get_close_matches
+
     near = get_close_matches(name, _NAMES, 1)
     return f"no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} (there are: {', '.join(_NAMES)})"

@@ -4,7 +4,6 @@ cloudpickle is imported here on first use. What this adds to it: `@remote` handl
 modules that loaders make up, and a report of what could not be pickled.
 """
 
-import hashlib
 import io
 import pickle
 import re
@@ -155,6 +154,8 @@ def stable_name(function: FunctionType) -> str:
 
 @cache
 def _stable_name(file: str) -> str:
+    import hashlib
+
     path = Path(file)
     return f"firepool_by_value_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 

@@ -4,6 +4,9 @@ The handle is not callable (as in Ray), keeps the function's name, docs and sign
 has one, else by value.
 """
 
+# Evaluating the signatures below costs 15 ms at import.
+from __future__ import annotations
+
 import base64
 import functools
 import importlib
@@ -11,26 +14,31 @@ import inspect
 import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from firepool_ray import _front, _pickling
 from firepool_ray._calls import Call, Order, Reading
 from firepool_ray._context import current_run
-from firepool_ray._options import Options, OptionsDict
+from firepool_ray._options import Options
 from firepool_ray._payload import Shipped, Shipper
 from firepool_ray._refs import JobRef, PutRef
 from firepool_ray._session import Session
 from firepool_ray._source import Blob
 from firepool_wire import codec
-from firepool_wire.jobspec import INLINE_ARGS_BYTES, Entrypoint, FunctionEntry
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from firepool_ray._map import MapResults
+    from firepool_ray._options import OptionsDict
     from firepool_ray._stream import JobStream
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+#: `jobspec.INLINE_ARGS_BYTES`, of a module that is loaded with the first job only; a test compares them.
+_INLINE_ARGS_BYTES = 64 * 1024
 
 OnInfra = Literal["retry", "none", "raise"]
 CallArgs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -88,7 +96,7 @@ class _Handle(Generic[P, R]):
         data, modules = self._pack(calls, depends, shipped)
         blobs = list(shipped.blobs)
         entry = dict(shipped.entry)
-        if len(data) <= INLINE_ARGS_BYTES:
+        if len(data) <= _INLINE_ARGS_BYTES:
             entry["args"] = base64.b64encode(data).decode()
         else:
             blobs.append(Blob.of(data))
@@ -149,7 +157,7 @@ class _Handle(Generic[P, R]):
             if shipped.by_value:
                 session.check_interpreter(sku or "cpu", _pickling.PYTHON, _pickling.PICKLE)
             lease = session.settings.client_lease_s
-            spec = self._options.spec(Entrypoint(function=FunctionEntry()), sku=sku, lease_s=lease, run=run)
+            spec = self._options.spec(None, sku=sku, lease_s=lease, run=run)
             self._spec = (made_for, spec)
         return self._spec[1]
 
@@ -187,7 +195,7 @@ class RemoteFunction(_Handle[P, R]):
         """
         return _async_twin(self)
 
-    def options(self, **changed: Unpack[OptionsDict]) -> "RemoteFunction[P, R]":
+    def options(self, **changed: Unpack[OptionsDict]) -> RemoteFunction[P, R]:
         """A handle with other options; this one stays as it is. Raises: ValueError: no such option."""
         return RemoteFunction(self._function, Options.of(changed, self._options))
 
@@ -200,7 +208,7 @@ class RemoteFunction(_Handle[P, R]):
         concurrency: int | None = None,
         chunk: int | Literal["auto"] = "auto",
         on_infra: OnInfra = "retry",
-    ) -> "MapResults[R]":
+    ) -> MapResults[R]:
         """Call the function with each of `xs`, many calls to a job, each call in a process of its own.
 
         Args:
@@ -232,7 +240,7 @@ class RemoteFunction(_Handle[P, R]):
         concurrency: int | None = None,
         chunk: int | Literal["auto"] = "auto",
         on_infra: OnInfra = "retry",
-    ) -> "MapResults[R]":
+    ) -> MapResults[R]:
         """`map` over tuples of arguments."""
         from firepool_ray._map import MapResults, Plan
 
@@ -251,7 +259,7 @@ class RemoteGenerator(_Handle[P, T]):
 
     _kind = "generator"
 
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> "JobStream[T]":
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> JobStream[T]:
         """Submit a call; iterate over what it yields, as it comes. Returns at once. Raises: as `RemoteFunction.remote`."""
         from firepool_ray._stream import JobStream
 
@@ -269,7 +277,7 @@ class RemoteGenerator(_Handle[P, T]):
         """The call as a real async generator function with the function's own name, docs and signature."""
         return _async_generator_twin(self)
 
-    def options(self, **changed: Unpack[OptionsDict]) -> "RemoteGenerator[P, T]":
+    def options(self, **changed: Unpack[OptionsDict]) -> RemoteGenerator[P, T]:
         """A handle with other options; this one stays as it is. Raises: ValueError: no such option."""
         return RemoteGenerator(self._function, Options.of(changed, self._options))
 
@@ -383,24 +391,24 @@ def _look_up(module: str, qualname: str) -> Any:
     return found
 
 
-def _by_path(path: tuple[str, str], options: dict[str, Any]) -> "_Handle[..., Any]":
+def _by_path(path: tuple[str, str], options: dict[str, Any]) -> _Handle[..., Any]:
     importlib.import_module(path[0])
     found = _look_up(*path)
     return make(getattr(found, "__firepool_function__", found), Options.of(options))
 
 
-def _by_value(pickled: bytes, options: dict[str, Any]) -> "_Handle[..., Any]":
+def _by_value(pickled: bytes, options: dict[str, Any]) -> _Handle[..., Any]:
     return make(pickle.loads(pickled), Options.of(options))
 
 
-def make(function: Callable[..., Any], options: Options) -> "RemoteFunction[..., Any] | RemoteGenerator[..., Any]":
+def make(function: Callable[..., Any], options: Options) -> RemoteFunction[..., Any] | RemoteGenerator[..., Any]:
     """The handle of a function."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return RemoteGenerator(function, options)
     return RemoteFunction(function, options)
 
 
-def _make(function: Callable[..., Any], options: dict[str, Any]) -> "_Handle[..., Any]":
+def _make(function: Callable[..., Any], options: dict[str, Any]) -> _Handle[..., Any]:
     return make(function, Options.of(options))
 
 

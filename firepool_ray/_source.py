@@ -4,7 +4,6 @@ A digest over sources is only a hint that saves building and uploading (spec §7
 bytes. Modules that are installed (standard library, site-packages) never travel.
 """
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -174,11 +173,15 @@ def closure(names: Iterable[str]) -> dict[str, Path]:
 
 def digest(data: bytes) -> str:
     """`sha256:<hex>` of stored bytes: a blob's name."""
+    import hashlib
+
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def tree_digest(entries: Iterable[tuple[str, Path]]) -> str:
     """A digest over names and contents of files: equal trees have equal ones, whatever their times are."""
+    import hashlib
+
     whole = hashlib.sha256()
     for name, path in sorted(entries):
         whole.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
