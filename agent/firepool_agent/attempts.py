@@ -175,26 +175,32 @@ class Attempts:
             inputs = await Inputs.gather(self._parts, cell.slot, message)
             if attempt.stopped is not None:
                 raise attempt.stopped
-            config = self._parts.config
-            work = Work(
-                attempt=attempt.id,
-                launch=message,
-                dropped_env=inputs.dropped_env,
-                keep_dir=attempt.keep_dir,
-                asked_at_s=asked,
-                nested=config.nested,
-                guarded=config.nested or cell.slot.uid != 0,
-            )
-            meter = Meter(config, self._parts.group, cell.guard, message.memory_bytes)
-            attempt.running = Running(cell, work, attempt.log, meter)
-            attempt.state = State.RUNNING
-            attempt.running.record.add_done_callback(lambda done: self._finish(attempt, done.result()))
             with inputs.opened() as blobs:
-                at_s = await attempt.running.release(inputs.order(attempt.id, blobs).pack(), list(blobs.values()))
+                return await self._release(attempt, cell, inputs, blobs, asked)
         except FirepoolError as error:
             self._fail(attempt, cell, error)
             raise
-        return Launched(at_s=at_s)
+
+    async def _release(
+        self, attempt: Attempt, cell: Cell, inputs: Inputs, blobs: dict[str, int], asked_at_s: float
+    ) -> Launched:
+        """Let the process go. From here on its end is told by its guard, whatever happens."""
+        config = self._parts.config
+        work = Work(
+            attempt=attempt.id,
+            launch=inputs.launch,
+            dropped_env=inputs.dropped_env,
+            keep_dir=attempt.keep_dir,
+            asked_at_s=asked_at_s,
+            nested=config.nested,
+            guarded=config.nested or cell.slot.uid != 0,
+        )
+        order = inputs.order(attempt.id, blobs).pack()
+        meter = Meter(config, self._parts.group, cell.guard, inputs.launch.memory_bytes)
+        attempt.running = Running(cell, work, attempt.log, meter)
+        attempt.running.record.add_done_callback(lambda done: self._finish(attempt, done.result()))
+        attempt.state = State.RUNNING
+        return Launched(at_s=await attempt.running.release(order, list(blobs.values())))
 
     def _fail(self, attempt: Attempt, cell: Cell, error: FirepoolError) -> None:
         """The launch failed: no process ever ran user code, and the pod is reset like after any attempt."""

@@ -39,7 +39,7 @@ def live(config: PodConfig, slot: Slot, fds: list[int]) -> NoReturn:
     code = 1
     try:
         _settle(fds)
-        _look_like_a_start()
+        reseed()
         rehearse()
         sock = socket.socket(fileno=JOB_FD)
         sock.send(WAITING)
@@ -124,16 +124,16 @@ def _run_startup_lines() -> None:
             os.write(2, f"firepool: a .pth line of the base environment failed: {line}: {why}\n".encode())
 
 
-def _look_like_a_start() -> None:
-    """What a freshly started interpreter would have: `__main__`, line buffers, own random numbers, a way to show its stacks."""
+def look_like_a_start() -> None:
+    """What a freshly started interpreter would have: `__main__`, line buffers, a way to show its stacks, and none of our
+    modules in the way. Done once, by the zygote; attempts inherit it."""
     sys.argv = [""]
     sys.modules["__main__"] = types.ModuleType("__main__")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     Stacks.arm(STACKS_FD)
-    faulthandler.enable()
+    faulthandler.enable(2)
     forget_house()
-    reseed()
 
 
 def rehearse() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firepool_agent import procfs
 from firepool_agent.order import WAITING
 from firepool_agent.scratch import Slot
 from firepool_wire.errors import Internal
@@ -39,6 +41,8 @@ class Cell:
     """A waiting process: our ends of its pipes. The descriptors are closed by `close`."""
 
     slot: Slot
+    #: Pid of the zygote that forked it.
+    zygote: int
     #: Guard and attempt process, as this process sees them.
     guard: int
     pid: int
@@ -50,13 +54,16 @@ class Cell:
     closed: bool = field(default=False)
 
     def alive(self) -> bool:
-        """Whether it still waits: a process that is gone has closed its end of the job socket."""
-        try:
-            return self.job.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        """Whether it still waits: neither it nor its guard says anything before the launch but by dying."""
+        poller = select.poll()
+        poller.register(self.job, select.POLLIN)
+        poller.register(self.status, select.POLLIN)
+        return not poller.poll(0)
+
+    def orphaned(self) -> bool:
+        """Whether the zygote that forked it is gone: its guard, and with it the attempt, died of that."""
+        seen = procfs.read_process(self.zygote)
+        return seen is None or seen.state in procfs.DEAD
 
     def kill(self) -> None:
         """SIGKILL the guard, and with it everything in the attempt's PID namespace; elsewhere at least these two."""
@@ -143,7 +150,7 @@ class Zygote:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         given = (status_w, theirs.fileno(), out_w, err_w, stacks_w)
-        made = Cell(slot, 0, 0, ours, out_r, err_r, stacks_r, status_r)
+        made = Cell(slot, self.pid, 0, 0, ours, out_r, err_r, stacks_r, status_r)
         try:
             socket.send_fds(self._sock, [json.dumps(asdict(slot)).encode()], given)
             answer = await self._answer(FORK_TIMEOUT_S, "fork")

@@ -16,7 +16,8 @@ MAX_HEAD_BYTES = 16 * 1024
 #: Largest body that is read as a whole (JSON messages: inline arguments and results of other jobs are base64 inside).
 MAX_JSON_BYTES = 64 * 1024 * 1024
 
-_REASONS = {200: "OK", 201: "Created", 404: "Not Found", 409: "Conflict", 411: "Length Required"}
+_REASONS = {200: b"OK", 201: b"Created", 404: b"Not Found", 409: b"Conflict", 411: b"Length Required"}
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Malformed(Exception):
@@ -30,13 +31,13 @@ class Malformed(Exception):
 class Request:
     """One request; its body is read by whoever handles it."""
 
-    __slots__ = ("_left", "_reader", "length", "method", "path", "query")
+    __slots__ = ("_reader", "left", "length", "method", "path", "query")
 
     def __init__(self, method: str, target: str, length: int, reader: asyncio.StreamReader) -> None:
         self.method = method
         self.path, _, self.query = target.partition("?")
         self.length = length
-        self._left = length
+        self.left = length
         self._reader = reader
 
     async def json(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class Request:
         if not self.length:
             return {}
         data = await self._reader.readexactly(self.length)
-        self._left = 0
+        self.left = 0
         try:
             body = json.loads(data)
         except ValueError as why:
@@ -57,11 +58,11 @@ class Request:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body in pieces of at most 256 KiB. Raises: asyncio.IncompleteReadError: the peer left."""
-        while self._left:
-            data = await self._reader.read(min(self._left, 256 * 1024))
+        while self.left:
+            data = await self._reader.read(min(self.left, 256 * 1024))
             if not data:
-                raise asyncio.IncompleteReadError(b"", self._left)
-            self._left -= len(data)
+                raise asyncio.IncompleteReadError(b"", self.left)
+            self.left -= len(data)
             yield data
 
     async def skip(self) -> None:
@@ -126,6 +127,8 @@ class Server:
         try:
             while await self._exchange(reader, writer):
                 pass
+        except asyncio.CancelledError:
+            return  # the client hung up on a stream, or the agent ends
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return  # the client left, or sent a head that never ends: nobody is there to answer
         finally:
@@ -136,20 +139,19 @@ class Server:
         try:
             request = _parse(await reader.readuntil(b"\r\n\r\n"), reader)
         except Malformed as wrong:
-            _write_head(writer, Answer(str(wrong).encode(), status=wrong.status, content_type="text/plain"))
-            writer.write(str(wrong).encode())
+            text = str(wrong).encode()
+            writer.write(_head(Answer(text, status=wrong.status, content_type="text/plain")) + text)
             await writer.drain()
             return False
         answer = await self._answer(request)
-        if answer.stream is None:
-            _write_head(writer, answer)
-            if request.method != "HEAD":
-                writer.write(answer.body)
-        elif not await self._send_stream(request, writer, answer):
-            return False
+        if answer.stream is not None:
+            return await self._send_stream(request, writer, answer.stream)
+        # One write: every one is a system call of its own.
+        writer.write(_head(answer) if request.method == "HEAD" else _head(answer) + answer.body)
         if writer.transport.get_write_buffer_size():
             await writer.drain()
-        await request.skip()
+        if request.left:
+            await request.skip()
         return True
 
     async def _answer(self, request: Request) -> Answer:
@@ -157,41 +159,40 @@ class Server:
             return await self._handler(request)
         except FirepoolError as error:
             return problem(error)
-        except ConnectionError:
-            raise
+        except asyncio.IncompleteReadError:
+            raise  # the client left in the middle of its request
         except Exception as bug:  # noqa: BLE001 - the door of the house: a bug becomes an answer, never a hung client
             return problem(Internal(f"{request.method} {request.path}: {type(bug).__name__}: {bug}"))
 
-    async def _send_stream(self, request: Request, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert answer.stream is not None
+    async def _send_stream(
+        self, request: Request, writer: asyncio.StreamWriter, stream: AsyncGenerator[bytes, None]
+    ) -> bool:
+        """Send what the stream yields until it ends. A client that hangs up ends it: nothing else would notice before the
+        next byte, and there may be none for hours."""
+        me = asyncio.current_task()
+        assert me is not None
         gone = asyncio.ensure_future(request.peer_left())
+        gone.add_done_callback(lambda done: None if done.cancelled() else me.cancel())
+        writer.write(_STREAM_HEAD)
         try:
-            async with aclosing(answer.stream) as stream:
-                while True:
-                    step = asyncio.ensure_future(anext(stream, None))
-                    await asyncio.wait({step, gone}, return_when=asyncio.FIRST_COMPLETED)
-                    if not step.done():
-                        step.cancel()
-                        await asyncio.gather(step, return_exceptions=True)
-                        return False
-                    data = step.result()
-                    if data is None:
-                        break
+            async with aclosing(stream):
+                async for data in stream:
                     writer.write(b"%x\r\n%b\r\n" % (len(data), data))
-                    await writer.drain()
+                    if writer.transport.get_write_buffer_size():
+                        await writer.drain()
             writer.write(b"0\r\n\r\n")
         finally:
             stays = gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+        await asyncio.gather(gone, return_exceptions=True)
         return stays
 
 
-def _write_head(writer: asyncio.StreamWriter, answer: Answer) -> None:
-    reason = _REASONS.get(answer.status, "-")
-    writer.write(
-        b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
-        % (answer.status, reason.encode(), answer.content_type.encode(), len(answer.body))
+def _head(answer: Answer) -> bytes:
+    return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (
+        answer.status,
+        _REASONS.get(answer.status, b"-"),
+        answer.content_type.encode(),
+        len(answer.body),
     )
 
 

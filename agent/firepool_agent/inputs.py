@@ -17,7 +17,7 @@ from firepool_agent.outputs import DIR_NAME
 from firepool_agent.parts import Parts
 from firepool_agent.scratch import Slot
 from firepool_wire.agentapi import Launch
-from firepool_wire.errors import BadRequest, SerializationMismatch
+from firepool_wire.errors import BadRequest, SerializationMismatch, StoreUnavailable
 from firepool_wire.jobspec import Requirements
 
 
@@ -66,7 +66,11 @@ class Inputs:
     def opened(self) -> Iterator[dict[str, int]]:
         """Descriptors of the blobs that go along with the order, by name."""
         with contextlib.ExitStack() as stack:
-            yield {name: stack.enter_context(path.open("rb")).fileno() for name, path in self.blobs.items()}
+            try:
+                opened = {name: stack.enter_context(path.open("rb")).fileno() for name, path in self.blobs.items()}
+            except OSError as why:
+                raise StoreUnavailable(f"a blob cannot be read in the pod: {why}") from None
+            yield opened
 
     def order(self, attempt: str, blobs: dict[str, int]) -> Order:
         """The order for the waiting process."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -78,22 +79,24 @@ class Running:
         #: Done with the exit record once it is in the log.
         self.record: asyncio.Future[ExitRecord] = self._loop.create_future()
         os.set_blocking(cell.status, False)
-        self._status = b""
         self._loop.add_reader(cell.status, self._status_readable)
         self._loop.add_reader(cell.job, self._job_readable)
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def release(self, order: bytes, blobs: list[int]) -> float:
-        """Hand the process its order. Returns when (CLOCK_MONOTONIC). Raises: OSError: it is not there any more."""
+        """Hand the process its order. Returns when (CLOCK_MONOTONIC). One that is not there any more is told by its end."""
         self._launched_at_s = time.monotonic()
-        sent = _send_with_fds(self.cell, order, blobs)
-        if sent < len(order):
-            await self._loop.sock_sendall(self.cell.job, memoryview(order)[sent:])
+        self._spawn(self._follow())
         self._meter.start(self._over_memory)
         if (limit := self._work.launch.start_timeout_s) is not None:
             self._later(limit - (self._launched_at_s - self._work.asked_at_s), lambda: self._start_timeout(limit))
-        self._spawn(self._follow())
+        try:
+            sent = socket.send_fds(self.cell.job, [order], blobs) if blobs else self.cell.job.send(order)
+            if sent < len(order):
+                await self._loop.sock_sendall(self.cell.job, memoryview(order)[sent:])
+        except OSError:
+            self.cell.kill()
         return self._launched_at_s
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -220,12 +223,26 @@ class Running:
     # -- end --------------------------------------------------------------------------------------------------------
 
     def _status_readable(self) -> None:
+        """The guard's one message, or its silence."""
         data = os.read(self.cell.status, 65536)
-        if data:
-            self._status += data
-            return
         self._loop.remove_reader(self.cell.status)
-        self._ended.set_result(isolate.read_end(self._status))
+        self._ended.set_result(isolate.read_end(data))
+
+    async def _all_gone(self) -> None:
+        """Wait until the guard is dead, and with it, where it has a namespace, everything below it."""
+        try:
+            guard = os.pidfd_open(self.cell.guard)
+        except ProcessLookupError:
+            return
+        gone: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(guard, lambda: None if gone.done() else gone.set_result(None))
+        try:
+            await asyncio.wait_for(gone, _GUARD_PATIENCE_S)
+        except TimeoutError:
+            self.cell.kill()  # what still does not go is for the reset to find
+        finally:
+            self._loop.remove_reader(guard)
+            os.close(guard)
 
     async def _follow(self) -> None:
         end = await self._ended
@@ -244,6 +261,8 @@ class Running:
         for timer in self._timers:
             timer.cancel()
         used = self._meter.stop()
+        if self._stopped is not None or end is None or end.leftovers:
+            await self._all_gone()
         while self._job_readable():
             pass
         self._loop.remove_reader(self.cell.job)
@@ -260,7 +279,7 @@ class Running:
                 delivered_first=self._delivered_first,
                 oom_killed=used.oom_killed,
                 started=self._first_at_s is not None,
-                reaches_guard=not self._work.guarded,
+                reaches_guard=not self._work.guarded and not self.cell.orphaned(),
             )
         )
         kept = await outputs.keep(self.cell.slot, self._work.launch, self._work.keep_dir)
@@ -283,11 +302,3 @@ class Running:
             result_bytes=self._result_bytes,
             leftovers=0 if end is None else end.leftovers,
         )
-
-
-def _send_with_fds(cell: Cell, order: bytes, blobs: list[int]) -> int:
-    import socket
-
-    if not blobs:
-        return cell.job.send(order)
-    return socket.send_fds(cell.job, [order], blobs)

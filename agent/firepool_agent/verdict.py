@@ -86,7 +86,7 @@ class Seen:
     oom_killed: bool = False
     #: Its first instruction was told.
     started: bool = True
-    #: It could have killed its own guard (no uid and no namespace of its own).
+    #: If its guard was killed, it may have done that itself (no uid and no namespace of its own).
     reaches_guard: bool = True
 
 

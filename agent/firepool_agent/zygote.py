@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any
 
-from firepool_agent import cell, fresh, isolate, quickfork
+from firepool_agent import cell, fresh, isolate, quickfork, seccomp
 from firepool_agent.cgroups import JobGroup
 from firepool_agent.outcome import pickler
 from firepool_agent.scratch import Slot
@@ -33,6 +33,9 @@ FDS_PER_CELL = 5
 
 #: BLAS and OpenMP start their thread pools at import unless told otherwise; a child must not inherit dead pools.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+#: Rehearsals before the first fork: CPython rewrites code that has run some times, in place.
+_REHEARSALS = 20
 
 #: Modules that an attempt imports anew, loaded here or not.
 _FORGOTTEN = {"__main__", "firepool_agent", "firepool_wire"}
@@ -134,30 +137,25 @@ def _fork_cell(config: PodConfig, slot: Slot, fds: list[int], guards: set[int]) 
 
 
 def main(fd: int, agent_dir: str) -> None:
-    """Start: site-packages, brought cloudpickle, preload list, freeze; then serve."""
+    """Import, warm up, move to where attempts belong; then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     settings = json.loads(sock.recv(1 << 20))
+    config = PodConfig.from_json(settings["config"])
     quickfork.watch_hooks()
     cell.startup_lines.extend((line, compile(line, "<.pth>", "exec")) for line in find_site_packages())
-    failed = preload(settings["config"]["preload"])
+    failed = preload(config.preload)
     if any("_distutils_hack" in line for line, _ in cell.startup_lines):
         # setuptools puts this line into nearly every environment; with its module at hand it costs an attempt nothing.
         preload(["_distutils_hack"])
-    _bring_cloudpickle(settings.get("cloudpickle_dir"))
-    # Ours was only on the path to load these modules: a user's `import h11` must not find the agent's.
+    _bring_cloudpickle(settings["cloudpickle_dir"])
+    # Ours was only on the path to load these modules; where it is installed, its neighbours are the agent's business.
     sys.path[:] = [p for p in sys.path if p != agent_dir]
-    fresh.house_modules.update(sys.modules)
-    _prepare_rehearsal()
-    # A collection in a child would touch, and so copy, every page; it is switched on again before user code.
-    gc.collect()
-    gc.disable()
-    gc.freeze()
-    config = PodConfig.from_json(settings["config"])
-    # Children inherit the job's cgroups for nothing, where moving each of them costs 10 ms. The pages of the preloaded modules
-    # stay charged to the agent's group, and the kernel picks an attempt (raised score) before it picks this process.
+    about = describe(failed)
+    _warm_up(config)
+    # Children inherit the job's cgroups for nothing, where moving each of them costs 10 ms (`decisions/0032`).
     JobGroup(config).join()
-    sock.send(json.dumps(describe(failed)).encode())
+    sock.send(json.dumps(about).encode())
     serve(sock, config)
 
 
@@ -175,7 +173,17 @@ def _bring_cloudpickle(folder: str | None) -> None:
             sys.path.remove(folder)
 
 
-def _prepare_rehearsal() -> None:
+def _warm_up(config: PodConfig) -> None:
+    """Everything that attempts can inherit instead of doing it themselves, each in pages of its own."""
+    fresh.house_modules.update(sys.modules)
+    cell.look_like_a_start()
     dumps = pickler(pickle.HIGHEST_PROTOCOL)
     cell.rehearsal["payload"] = dumps(lambda x: x)
     cell.rehearsal["args"] = base64.b64encode(codec.pack_args([((1,), {})], dumps)).decode()
+    for _ in range(_REHEARSALS):
+        cell.rehearse()
+    seccomp.default_profile(deny_tracing=not config.nested)
+    # A collection in a child would touch, and so copy, every page; it is switched on again before user code.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
