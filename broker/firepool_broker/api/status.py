@@ -20,6 +20,7 @@ CAPABILITIES = (
     "jobs.gang",
     "events.resume",
     "logs.follow",
+    "results.follow",
     "blobs",
     "functions.call",
     "functions.map",
