@@ -1,13 +1,12 @@
 """Stories: one ring, capped, read along each record's own links."""
 
-from firepool_broker.core.events import Woke
 from firepool_broker.core.records import Record
 from firepool_broker.core.story import Story
 
 
 def test_a_story_has_times_and_causes_oldest_first() -> None:
     story, pod = Story(), Record("p")
-    story.cause, story.now = Woke(), 1.5
+    story.cause, story.now = "Woke", 1.5
     story.note(pod, "starting")
     story.now = 2.0
     story.note(pod, "idle")

@@ -99,7 +99,7 @@ class Engine:
         s = self._state
         if now > s.now:
             s.now = s.story.now = now
-        s.story.cause = event
+        s.story.cause = type(event).__name__
         self._route(s, event)
         self._follow_up(s)
         effects = s.out[:]
