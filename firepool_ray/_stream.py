@@ -76,11 +76,14 @@ class JobStream(Generic[T_co]):
             yield from self._after_the_end(0)
             return
         told, ended = 0, False
-        for status, payload in self._followed(call.job_id):
-            told += 1
+        for index, status, payload in self._followed(call.job_id):
+            # What a new connection, or a new attempt, tells again is passed over.
+            if index != told:
+                continue
             if status is ItemStatus.STOP:
                 ended = True
                 break
+            told += 1
             yield self._value(status, payload)
         if not ended:
             yield from self._after_the_end(told)
@@ -107,22 +110,21 @@ class JobStream(Generic[T_co]):
             raise found
         return found
 
-    def _followed(self, job_id: str) -> Iterator[tuple[ItemStatus, bytes]]:
-        """Items as they come; ends when the broker ends the answer. A broken connection is taken up at its offset."""
-        parser, items = Parser(), Items()
+    def _followed(self, job_id: str) -> Iterator[tuple[int, ItemStatus, bytes]]:
+        """Items as they come; ends when the broker ends the answer. A broken connection is made anew, from the begin."""
         session = self._call.session
         while session.pid == os.getpid() and not session.closed:
-            path = f"{path_of('jobs', job_id, 'result')}?follow=true&offset={parser.offset}"
+            parser, items = Parser(), Items()
             try:
-                with session.api.stream(path) as (_, _, pieces):
+                with session.api.stream(path_of("jobs", job_id, "result") + "?follow=true") as (_, connection, pieces):
+                    # A generator may think for as long as it likes.
+                    connection.sock.settimeout(None)
                     for piece in pieces:
                         for frame in parser.feed(piece):
                             item = items.feed(frame.payload) if frame.kind is Kind.RESULT else None
                             if item is not None:
-                                yield item[1], item[2]
+                                yield item
                 return
             except Disconnected:
-                # Bytes of a frame that was cut are asked for again.
-                parser = Parser(parser.offset)
                 if session.api.closing.wait(_PAUSE_S):
                     return
