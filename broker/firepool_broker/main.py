@@ -39,7 +39,6 @@ GC_THRESHOLDS = (20_000, 20, 50)
 def settings_of(argv: Sequence[str]) -> Settings:
     """The command line as settings. Exits with code 64 when it makes no sense."""
     parser = argparse.ArgumentParser(prog="firepool-broker", description="Keeps warm pods and binds jobs to them late.")
-    parser.exit_on_error = True
     default_home = os.environ.get("FIREPOOL_HOME") or str(Path.home() / ".firepool")
     parser.add_argument("--home", default=default_home, help="state folder (default: $FIREPOOL_HOME or ~/.firepool)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -144,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EX_USAGE
     except StoreUnavailable as error:
         log.error("cannot start", code=error.code, cause=error.message)
-        return EX_TEMPFAIL
+        return EX_TEMPFAIL if "holder" in error.details else EX_UNAVAILABLE
     except (FirepoolError, StoreDown, OSError) as error:
         log.error("cannot start", cause=str(error))
         return EX_UNAVAILABLE

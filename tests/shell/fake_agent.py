@@ -8,12 +8,13 @@ Attempts do what their argv says instead of running anything:
     ["write", path, text]     an output file
     ["result", base64]        a function's result: one item with these bytes
 
-Troubles are switched on by attributes: `hang` (calls that never answer), `refuse` (call → error), `cut_events_after`
+Troubles are switched on by attributes: `hang` (calls that never answer), `refuse` and `refuse_once` (call → error), `cut_events_after`
 (the stream breaks off once behind this many bytes), `unclean` (the reset's problems), `settling`.
 """
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import time
@@ -63,6 +64,7 @@ class FakeAgent:
         self.last_user: dict[str, Any] | None = None
         self.hang: set[str] = set()
         self.refuse: dict[str, FirepoolError] = {}
+        self.refuse_once: dict[str, FirepoolError] = {}
         self.cut_events_after: int | None = None
         self.unclean: list[dict[str, str]] = []
         self.settling = 0
@@ -106,11 +108,13 @@ class FakeAgent:
         try:
             while await self._exchange(reader, writer):
                 continue
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            return  # cancelled only by `die`; asyncio's server of 3.11 trips over a cancelled handler
         finally:
-            self._tasks.discard(task)
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            self._tasks.discard(task)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -124,6 +128,8 @@ class FakeAgent:
         if name in self.hang:
             await asyncio.Event().wait()
         try:
+            if name in self.refuse_once:
+                raise self.refuse_once.pop(name)
             if name in self.refuse:
                 raise self.refuse[name]
             if name == "events":

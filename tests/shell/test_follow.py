@@ -22,7 +22,7 @@ from firepool_broker.shell.runner import follow as follow_room
 from firepool_broker.shell.runner.deliver import Deliver
 from firepool_broker.shell.runner.follow import Follow
 from firepool_broker.shell.runner.pods import Pods
-from firepool_wire.errors import DependencyInstallError, StoreUnavailable
+from firepool_wire.errors import DependencyInstallError, NotFound, StoreUnavailable
 from firepool_wire.frames import Items, Kind, Parser
 from firepool_wire.jobspec import Entrypoint, FunctionEntry, JobSpec
 from tests.shell.fake_agent import FakeAgent
@@ -177,6 +177,17 @@ async def test_what_a_function_needs_is_in_the_pod_before_its_launch_and_sent_on
     live = next(iter(shop.desk.jobs.values()))
     await again.launch_message(live, run, shop.desk.pods[PodName("p1")], 1)
     assert agent(shop).calls.count("put-blob") == puts == 2
+
+
+async def test_a_blob_that_the_pod_has_dropped_is_sent_again(shop: Workshop) -> None:
+    payload = await shop.desk.parts.blobs.put_bytes("alice", b"function")
+    await shop.provider.create(order("p1"))
+    agent(shop).refuse_once["launch"] = NotFound("no such blob in the cache")
+    spec = JobSpec(entrypoint=Entrypoint(function=FunctionEntry(payload=payload, args="e30=")))
+    await launched(shop, spec)
+    assert (await shop.event(AttemptEnded)).exit.exit_code == 0
+    assert agent(shop).calls.count("put-blob") == 2
+    assert not any(isinstance(e, LaunchFailed) for e in shop.told)
 
 
 async def test_a_missing_blob_fails_the_launch_with_its_name(shop: Workshop) -> None:

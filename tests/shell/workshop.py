@@ -106,7 +106,7 @@ async def workshop(home: Path) -> AsyncIterator[Workshop]:
         await provider.aclose(leave_pods=False)
         await desk.parts.store.aclose()
         await desk.parts.blobs.aclose()
-        await asyncio.sleep(0)
+        await _closed_transports()
 
 
 def order(name: str) -> PodOrder:
@@ -153,7 +153,7 @@ class House:
         await self.runner.desk.stop_tasks()
         await self.runner.desk.parts.agents.aclose()
         await self.runner.desk.parts.store.aclose()
-        await asyncio.sleep(0)
+        await _closed_transports()
 
     async def restarted(self, pools: Sequence[Pool] | None = None) -> "House":
         """The next broker over the same store and pods."""
@@ -189,4 +189,10 @@ async def house(home: Path, *pools: Pool, **replaced: Any) -> AsyncIterator[Hous
 async def close(house: House) -> None:
     """Stop a runner and all pods."""
     await house.runner.aclose(leave_pods=False)
-    await asyncio.sleep(0)
+    await _closed_transports()
+
+
+async def _closed_transports() -> None:
+    """Aborted connections close in the loop's next turns; a loop that ends before would leave them open."""
+    for _ in range(5):
+        await asyncio.sleep(0)

@@ -34,7 +34,7 @@ class Follow:
     def ended(self, attempt: AttemptId, pod: PodName) -> bool:
         """Whether nothing of the attempt can run on the pod any more, as far as the shell knows."""
         run = self._desk.runs.get(attempt, {}).get(pod)
-        return run is None or run.exit is not None
+        return run is not None and run.exit is not None
 
     def knows(self, attempt: AttemptId, pod: PodName) -> bool:
         """Whether the attempt was to be launched on the pod, now or before a restart."""
