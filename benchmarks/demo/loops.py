@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import firepool_ray as firepool
 from benchmarks import humaneval
@@ -13,6 +13,7 @@ from benchmarks.demo import bodies
 from benchmarks.demo.venue import Venue
 from benchmarks.stats import percentile
 from firepool_broker.sim.load import Line, Step, Work, Workload
+from firepool_ray import JobRef, RemoteFunction
 
 #: A candidate may run this long; an infinite loop ends here.
 RUN_TIMEOUT_S = 1.0
@@ -20,6 +21,8 @@ MEMORY_MIB = 256
 EVALUATION_PROGRAMS = 6
 
 Advance = Callable[[str], None]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def jobs_of(workload: Workload) -> int:
@@ -128,27 +131,30 @@ class Loop:
             advance(self.arm)
             self._note(work, candidate, outcome)
 
-    def _submit(self, work: Work, candidate: humaneval.Candidate, run: str) -> Any:
-        options = {
-            "sku": f"demo-{self.arm}",
-            "lease_tag": work.tag,
-            "single_use": work.single_use,
-            "run": run,
-            "untrusted": True,
-            "run_timeout_s": RUN_TIMEOUT_S + (work.body_s if self.full else 0.0),
-            "memory_mib": MEMORY_MIB,
-        }
+    def _submit(self, work: Work, candidate: humaneval.Candidate, run: str) -> JobRef[Any]:
         body_s = work.body_s if self.full else 0.0
         if work.kind == "update":
             with self._lock:
                 rewards, self._rewards = self._rewards, []
-            return firepool.remote(bodies.update).options(**options).remote(rewards, body_s)
+            return self._bound(bodies.update, work, run).remote(rewards, body_s)
         if work.kind == "evaluation":
             known = [c.program for c in humaneval.canonical()[:EVALUATION_PROGRAMS]]
-            return firepool.remote(bodies.evaluation).options(**options).remote(known, body_s)
+            return self._bound(bodies.evaluation, work, run).remote(known, body_s)
         if work.kind == "verify":
             candidate = humaneval.candidate(candidate.task, "canonical")
-        return firepool.remote(bodies.rollout).options(**options).remote(candidate.program, body_s)
+        return self._bound(bodies.rollout, work, run).remote(candidate.program, body_s)
+
+    def _bound(self, body: Callable[P, R], work: Work, run: str) -> RemoteFunction[P, R]:
+        """The body as a remote function with this arm's options."""
+        return firepool.remote(body).options(
+            sku=f"demo-{self.arm}",
+            lease_tag=work.tag,
+            single_use=work.single_use,
+            run=run,
+            untrusted=True,
+            run_timeout_s=RUN_TIMEOUT_S + (work.body_s if self.full else 0.0),
+            memory_mib=MEMORY_MIB,
+        )
 
     def _note(self, work: Work, candidate: humaneval.Candidate, outcome: object) -> None:
         if work.kind in ("update", "evaluation"):
