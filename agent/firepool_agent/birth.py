@@ -15,47 +15,19 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Interface
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from ipaddress import IPv4Interface
+from typing import NoReturn
 
-from firepool_agent import network, rootfs, syscalls
+from firepool_agent import rootfs, syscalls
+from firepool_agent.furnish import IDS_PER_POD, Given, Inherited, Order, move_in, plan_of, settle_in
 from firepool_wire.errors import FirepoolError, Internal
-from firepool_wire.nursery import PodConfig, PodWish
+from firepool_wire.nursery import PodConfig
 from firepool_wire.words import Isolation
 
 Serve = Callable[[PodConfig], int]
 
-#: uids of one pod: a user namespace of this size, so that pods share no per-user limit and no keyring.
-IDS_PER_POD = 65_536
-#: Inside a user namespace attempts get these; K (the last one) owns no process.
-_FIRST_JOB_UID, _KILLER_UID = 1_000, 65_530
 _HANDSHAKE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Everything that is decided before the fork."""
-
-    wish: PodWish
-    level: str
-    why: str
-    boot_id: str
-    #: First host uid of the pod's block (0: this user cannot give uids away).
-    uid_base: int
-    #: Host paths: the agent's socket, its log, its caches (disk), and at weaker levels its directories.
-    socket: str
-    log: str
-    caches: str
-    pod_dir: str
-    #: Job interpreter and the directories that have to be visible.
-    python: str
-    roots: tuple[str, ...]
-    staging: str
-    scratch_bytes: int
-    cgroups: dict[str, str]
-    devices: tuple[str, ...] = ()
-    gateway: IPv4Address | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +41,6 @@ class Born:
     #: One byte once the agent answers calls.
     ready: int
     address: str = ""
-    fds: tuple[int, ...] = field(default=())
 
 
 def bear(order: Order, serve: Serve, attach: Callable[[int], IPv4Interface] | None) -> Born:
@@ -90,7 +61,7 @@ def bear(order: Order, serve: Serve, attach: Callable[[int], IPv4Interface] | No
         ready_r, ready_w = os.pipe()
         ours.callback(os.close, trouble_w)
         ours.callback(os.close, ready_w)
-        inner = _Inner(order, serve, listener.fileno(), trouble_w, ready_w)
+        inner = _Inner(order, serve, Inherited(listener.fileno(), ready_w), trouble_w)
         try:
             if order.level == Isolation.NAMESPACES:
                 pid, address, go = _bear_in_namespaces(inner, attach)
@@ -122,13 +93,12 @@ def _listen(path: str) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """What the child needs of its parent: the order and three inherited descriptors."""
+    """What the child needs of its parent: the order and its inherited descriptors."""
 
     order: Order
     serve: Serve
-    listen_fd: int
+    fds: Inherited
     trouble: int
-    ready: int
 
 
 def _bear_plain(inner: _Inner) -> tuple[int, None, int]:
@@ -198,7 +168,7 @@ def _midwife(inner: _Inner, up: int, down: int) -> NoReturn:
     code = 1
     try:
         order = inner.order
-        keep = {inner.listen_fd, inner.trouble, inner.ready, up, down}
+        keep = {inner.fds.listen, inner.trouble, inner.fds.ready, up, down}
         _become_clean(order.log, keep)
         os.setsid()
         flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
@@ -209,7 +179,7 @@ def _midwife(inner: _Inner, up: int, down: int) -> NoReturn:
         syscalls.unshare(flags)
         if not order.uid_base:
             _map_self(uid, gid)
-        sources = rootfs.open_sources(_plan(order))
+        sources = rootfs.open_sources(plan_of(order))
         os.write(up, b"u")
         address = os.read(down, 32).decode().strip()
         if not address:
@@ -221,7 +191,7 @@ def _midwife(inner: _Inner, up: int, down: int) -> NoReturn:
         agent = os.fork()
         if agent == 0:
             os.close(up)
-            _live(inner, down, _Given(IPv4Interface(address) if address != "-" else None, sources))
+            _live(inner, down, Given(IPv4Interface(address) if address != "-" else None, sources))
         os.write(up, str(agent).encode())
         code = 0
     except BaseException as e:  # noqa: BLE001  (a fork of the nursery must never return into its loop)
@@ -255,20 +225,12 @@ def _become_clean(log: str, keep: set[int]) -> None:
     os.closerange(low, 65_536)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What the midwife hands on: the pod's address and handles on what its tree will show."""
-
-    address: IPv4Interface | None
-    sources: dict[str, int]
-
-
-def _live(inner: _Inner, go: int, given: _Given | None) -> NoReturn:
+def _live(inner: _Inner, go: int, given: Given | None) -> NoReturn:
     """The agent's process from its first moment: wait for the nursery, build the tree, serve, exit."""
     code = 1
     try:
         if given is None:
-            _become_clean(inner.order.log, {inner.listen_fd, inner.trouble, inner.ready, go})
+            _become_clean(inner.order.log, {inner.fds.listen, inner.trouble, inner.fds.ready, go})
             os.setsid()
         if sys.platform == "linux":
             syscalls.become_subreaper()
@@ -281,7 +243,7 @@ def _live(inner: _Inner, go: int, given: _Given | None) -> NoReturn:
             syscalls.die_with_parent(signal.SIGKILL)
             syscalls.set_name(f"fp-{inner.order.wish.name}")
         try:
-            config = _settle_in(inner, given) if given else _move_in(inner)
+            config = settle_in(inner.order, given, inner.fds) if given else move_in(inner.order, inner.fds)
         except OSError as e:
             error = Internal(f"pod {inner.order.wish.name}: {e}")
             os.write(inner.trouble, json.dumps(error.to_json()).encode())
@@ -295,113 +257,3 @@ def _live(inner: _Inner, go: int, given: _Given | None) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _job_uids(order: Order) -> tuple[int, int]:
-    return (_FIRST_JOB_UID, _KILLER_UID - _FIRST_JOB_UID) if order.uid_base else (0, 0)
-
-
-def _plan(order: Order, address: str = "") -> rootfs.Plan:
-    uid_first, uid_count = _job_uids(order)
-    return rootfs.Plan(
-        staging=order.staging,
-        hostname=order.wish.name[:63],
-        address=address,
-        roots=order.roots,
-        caches=order.caches,
-        scratch_bytes=order.scratch_bytes,
-        unpack_bytes=order.scratch_bytes,
-        cgroups=order.cgroups,
-        devices=order.devices,
-        uid_first=uid_first,
-        uid_count=uid_count,
-    )
-
-
-def _settle_in(inner: _Inner, given: _Given) -> PodConfig:
-    """Build the pod's tree and network; the config as the agent will see it."""
-    order = inner.order
-    plan = _plan(order, str(given.address.ip) if given.address else "")
-    socket.sethostname(plan.hostname)
-    own_network = order.wish.network != "host"
-    if own_network:
-        network.configure(given.address, order.gateway if given.address else None)
-    uid_first, uid_count = _job_uids(order)
-    groups = rootfs.build(plan, given.sources)
-    base = rootfs.AGENT_DIR
-    return PodConfig(
-        **_common(inner),
-        agent_dir=base,
-        state_dir=f"{base}/state",
-        caches_dir=f"{base}/caches",
-        unpack_dir=f"{base}/unpack",
-        scratch_dir=f"{base}/scratch",
-        scratch_bytes=order.scratch_bytes,
-        work_dir=rootfs.WORK,
-        home_dir=rootfs.HOME,
-        tmp_dir=rootfs.TMP,
-        uid_first=uid_first,
-        uid_count=uid_count,
-        uid_killer=_KILLER_UID if uid_count else 0,
-        nested=True,
-        covered=[r for r in order.roots if any(r.startswith(f"{d}/") for d in (rootfs.WORK, rootfs.HOME, rootfs.TMP))],
-        cgroups=groups,
-        hostname=plan.hostname,
-        address=plan.address,
-        own_network=own_network,
-    )
-
-
-def _move_in(inner: _Inner) -> PodConfig:
-    """Directories instead of a tree of its own. What the job must read lies outside of the agent's private one."""
-    order = inner.order
-    base = order.pod_dir
-    for name, mode in (
-        ("agent", 0o700),
-        ("agent/state", 0o700),
-        ("caches", 0o711),
-        ("unpack", 0o711),
-        ("scratch", 0o711),
-    ):
-        os.makedirs(f"{base}/{name}", exist_ok=True)
-        os.chmod(f"{base}/{name}", mode)
-    uids = order.level == Isolation.UID
-    count = IDS_PER_POD - 1 if uids else 0
-    return PodConfig(
-        **_common(inner),
-        agent_dir=f"{base}/agent",
-        state_dir=f"{base}/agent/state",
-        caches_dir=f"{base}/caches",
-        unpack_dir=f"{base}/unpack",
-        scratch_dir=f"{base}/scratch",
-        work_dir="",
-        home_dir="",
-        tmp_dir="",
-        uid_first=order.uid_base if uids else 0,
-        uid_count=count,
-        uid_killer=order.uid_base + count if uids else 0,
-        cgroups=order.cgroups,
-        hostname=socket.gethostname(),
-    )
-
-
-def _common(inner: _Inner) -> dict[str, Any]:
-    order, wish = inner.order, inner.order.wish
-    return {
-        "pod": wish.name,
-        "sku": wish.sku,
-        "listen_fd": inner.listen_fd,
-        "socket": order.socket,
-        "ready_fd": inner.ready,
-        "boot_id": order.boot_id,
-        "isolation_wanted": wish.isolation,
-        "isolation": order.level,
-        "isolation_why": order.why,
-        "memory_limit_bytes": wish.memory_limit_bytes,
-        "pids_limit": wish.pids_limit,
-        "cpus": wish.cpus,
-        "python": order.python,
-        "preload": wish.preload,
-        "cards": wish.cards,
-        "settings": wish.settings,
-    }

@@ -78,17 +78,18 @@ def rule(network: IPv4Network, bridge: str) -> bytes:
     )
 
 
-def _message(kind: int, flags: int, family: int, resource: int, body: bytes, sequence: int) -> bytes:
-    payload = struct.pack(">BBH", family, 0, resource) + body
-    return struct.pack("=IHHII", 16 + len(payload), kind, flags, sequence, 0) + payload
+def _message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
+    """A command (kind of our subsystem) or one of the two marks around a batch, which name the subsystem instead."""
+    mark = kind in (_BEGIN, _END)
+    payload = struct.pack(">BBH", 0 if mark else _IPV4, 0, _SUBSYSTEM >> 8 if mark else 0) + body
+    return struct.pack("=IHHII", 16 + len(payload), kind if mark else _SUBSYSTEM | kind, flags, sequence, 0) + payload
 
 
 def _batch(commands: list[tuple[int, int, bytes]]) -> None:
     """Carry commands out, all or none. Raises: OSError."""
-    words = [_message(_BEGIN, _REQUEST, 0, _SUBSYSTEM >> 8, b"", 0)]
-    for n, (kind, flags, body) in enumerate(commands, 1):
-        words.append(_message(_SUBSYSTEM | kind, flags | _REQUEST | _ACK, _IPV4, 0, body, n))
-    words.append(_message(_END, _REQUEST, 0, _SUBSYSTEM >> 8, b"", len(commands) + 1))
+    words = [_message(_BEGIN, _REQUEST, 0, b"")]
+    words += [_message(kind, flags | _REQUEST | _ACK, n, body) for n, (kind, flags, body) in enumerate(commands, 1)]
+    words.append(_message(_END, _REQUEST, len(commands) + 1, b""))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER) as channel:
         channel.settimeout(5)
         channel.bind((0, 0))

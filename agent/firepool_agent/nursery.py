@@ -13,29 +13,22 @@ import gc
 import importlib
 import json
 import os
-import secrets
 import selectors
-import shutil
 import signal
 import socket
-import stat
-import sys
 import time
-import zlib
+import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from firepool_agent import birth, cgroups, gpu, interpreter, levels, network, procfs, syscalls
-from firepool_wire.errors import FirepoolError, Internal, IsolationUnavailable
+from firepool_agent import birth, procfs, syscalls
+from firepool_agent.estate import Estate
+from firepool_agent.line import Line
+from firepool_wire.errors import FirepoolError, Internal
 from firepool_wire.nursery import NURSERY_VERSION, PodState, PodWish
 from firepool_wire.version import FIREPOOL
 from firepool_wire.words import Isolation
-
-#: Longest path that a Unix socket address can hold.
-_SOCKET_PATH = 100
-_UID_FIRST = 1 << 30
-_PODS_PER_NURSERY = 256
 
 
 @dataclass(slots=True)
@@ -48,52 +41,45 @@ class _Pod:
     number: int
     ready_at: float
     why: str = ""
-    started: float = field(default_factory=time.monotonic)
 
 
 class Nursery:
-    """The loop and its pods. One broker is connected at a time; the newest wins."""
+    """The loop and its pods."""
 
-    def __init__(self, home: str, run: str, serve: birth.Serve, orphan_timeout_s: float) -> None:
-        self._home, self._run, self._serve = home, run, serve
+    def __init__(self, estate: Estate, listener: socket.socket, serve: birth.Serve, orphan_timeout_s: float) -> None:
+        self._estate, self._serve = estate, serve
         self._orphan_timeout_s = orphan_timeout_s
         self._selector = selectors.DefaultSelector()
-        self._probe = levels.probe()
-        #: One nursery per run directory: what it leaves when it is killed bears this name, and the next one removes it.
-        tag = f"{zlib.crc32(run.encode()):08x}"
-        self._tag = tag
-        root = os.geteuid() == 0
-        self._site = cgroups.Site.find(f"firepool-{tag}") if root else cgroups.Site()
-        self._bridge: network.Bridge | None = None
-        self._network_note = ""
         self._pods: dict[str, _Pod] = {}
         #: Pods that ended while nobody listened, by name, until the broker forgets them.
         self._ended: dict[str, dict[str, Any]] = {}
-        self._interpreters: dict[str, interpreter.Interpreter] = {}
-        self._uid_block = (int(tag, 16) % 128) * _PODS_PER_NURSERY
-        self._peer: socket.socket | None = None
-        self._buffer = b""
         self._orphan_since: float | None = time.monotonic()
         self._ending = False
-        #: An empty directory that any uid can reach; every pod mounts its own tree on it, in its own mount namespace.
-        self._reachable = _reachable_directory(tag)
-        self.staging = f"{self._reachable}/root"
+        self._line = Line(self._selector, listener, self._obey, self._broker_changed)
+        self._woken = _wake_on_signals()
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def run(self, listener: socket.socket) -> None:
+    def run(self) -> None:
         """Serve until told to end or orphaned too long; every pod is verified gone when this returns."""
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        os.makedirs(self.staging, mode=0o755, exist_ok=True)
         gc.freeze()
         try:
             while not (self._ending and not self._pods):
-                for key, _ in self._selector.select(self._timeout()):
-                    key.data()
+                self._turn(self._timeout())
                 self._pass_time()
         finally:
             self._tear_down()
+
+    def _turn(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            now = self._selector.get_map().get(key.fd)
+            if now is None or now.data is not key.data:
+                continue  # what came before it in this turn closed it
+            try:
+                key.data()
+            except Exception:  # noqa: BLE001  (a fault over one pod must not cost every other pod its keeper)
+                traceback.print_exc()
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
@@ -123,68 +109,25 @@ class Nursery:
                 signal.pidfd_send_signal(pod.born.pidfd, signal.SIGKILL)
         until = time.monotonic() + 10
         while self._pods and time.monotonic() < until:
-            for key, _ in self._selector.select(0.1):
-                key.data()
-        if self._bridge is not None:
-            self._bridge.close()
-        self._site.close()
-        for path in (self.staging, self._reachable):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-        self._say({"is": "over"})
+            self._turn(0.1)
+        self._estate.close()
+        self._line.say({"is": "over"})
 
     # -- the broker ----------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        peer, _ = listener.accept()
-        self._hang_up()
-        peer.settimeout(5.0)  # a broker that hangs must not hang its pods' keeper
-        self._peer, self._buffer, self._orphan_since = peer, b"", None
-        self._selector.register(peer, selectors.EVENT_READ, self._hear)
-
-    def _hang_up(self) -> None:
-        if self._peer is not None:
-            self._selector.unregister(self._peer)
-            self._peer.close()
-            self._peer = None
-            self._orphan_since = time.monotonic()
-
-    def _hear(self) -> None:
-        assert self._peer is not None
-        try:
-            data = self._peer.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self._hang_up()
-            return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            try:
-                self._obey(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as e:
-                # One broken request must not cost every pod on this machine its keeper.
-                error = Internal(f"the nursery cannot read {line[:200]!r}: {type(e).__name__}: {e}")
-                self._say({"is": "refused", "name": "", "error": error.to_json()})
-
-    def _say(self, message: dict[str, Any]) -> None:
-        if self._peer is None:
-            return
-        try:
-            self._peer.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._hang_up()
+    def _broker_changed(self, there: bool) -> None:
+        self._orphan_since = None if there or self._ending else time.monotonic()
 
     def _obey(self, ask: dict[str, Any]) -> None:
         match ask.get("do"):
             case "hello":
-                self._say(
+                self._line.say(
                     {
                         "is": "hello",
                         "pid": os.getpid(),
                         "version": NURSERY_VERSION,
                         "firepool": FIREPOOL,
-                        **self._abilities(),
+                        **self._estate.abilities(),
                     }
                 )
             case "make":
@@ -194,7 +137,7 @@ class Nursery:
             case "annotate":
                 self._annotate(str(ask["name"]), ask["set"])
             case "list":
-                self._say(
+                self._line.say(
                     {
                         "is": "pods",
                         "pods": [p.state.to_json() for p in self._pods.values()],
@@ -207,20 +150,9 @@ class Nursery:
             case "end":
                 self.end()
             case other:
-                self._say(
+                self._line.say(
                     {"is": "refused", "name": "", "error": Internal(f"the nursery does not know {other!r}").to_json()}
                 )
-
-    def _abilities(self) -> dict[str, Any]:
-        return {
-            "isolation": self._probe.level,
-            "why": self._probe.why,
-            "fix": self._probe.fix,
-            "facts": self._probe.facts,
-            "cgroups": sorted(self._site.parents),
-            "network_note": self._network_note,
-            "cards": [card.to_json() for card in gpu.find_cards()],
-        }
 
     def _annotate(self, name: str, changes: dict[str, str | None]) -> None:
         pod = self._pods.get(name)
@@ -237,28 +169,27 @@ class Nursery:
     def _answer_make(self, wish: PodWish) -> None:
         try:
             pod = self._pods.get(wish.name) or self._make(wish)
-            self._say({"is": "made", "pod": pod.state.to_json()})
+            if pod.state.ending:
+                raise Internal(f"pod {wish.name} is just being unmade")
+            self._line.say({"is": "made", "pod": pod.state.to_json()})
         except FirepoolError as e:
-            self._say({"is": "refused", "name": wish.name, "error": e.to_json()})
+            self._line.say({"is": "refused", "name": wish.name, "error": e.to_json()})
         except OSError as e:
             error = Internal(f"pod {wish.name} could not be made: {e}")
-            self._say({"is": "refused", "name": wish.name, "error": error.to_json()})
+            self._line.say({"is": "refused", "name": wish.name, "error": error.to_json()})
 
     def _make(self, wish: PodWish) -> _Pod:
         started = time.monotonic()
-        self._refuse_if_impossible(wish)
+        if self._ending:
+            raise Internal("the nursery is ending")
+        self._estate.refuse_if_impossible(wish)
         number = self._free_number()
-        order = self._order(wish, number)
-        attach = None
-        if order.gateway is not None:
-            bridge = self._bridge
-            assert bridge is not None
-            attach = lambda pid: bridge.attach(wish.name, pid)  # noqa: E731
+        order = self._estate.order(wish, number)
         try:
-            born = birth.bear(order, self._serve, attach)
-            self._site.enter(wish.name, born.pid)
+            born = birth.bear(order, self._serve, self._estate.attach(order))
+            self._estate.site.enter(wish.name, born.pid)
         except (FirepoolError, OSError):
-            self._give_back(wish.name, order.pod_dir)
+            self._estate.give_back(wish.name, order.pod_dir)
             raise
         state = PodState(
             name=wish.name,
@@ -283,91 +214,9 @@ class Nursery:
         self._selector.register(born.ready, selectors.EVENT_READ, lambda: self._heard_ready(pod))
         return pod
 
-    def _refuse_if_impossible(self, wish: PodWish) -> None:
-        if self._ending:
-            raise Internal("the nursery is ending")
-        if not self._probe.reaches(wish.isolation):
-            raise IsolationUnavailable(
-                f"pool {wish.sku} demands isolation {wish.isolation}; this machine gives {self._probe.level}: {self._probe.why}. "
-                f"To lift it: {self._probe.fix}",
-                wanted=wish.isolation,
-                level=self._probe.level,
-                fix=self._probe.fix,
-            )
-
     def _free_number(self) -> int:
         taken = {pod.number for pod in self._pods.values()}
         return next(n for n in range(len(taken) + 1) if n not in taken)
-
-    def _order(self, wish: PodWish, number: int) -> birth.Order:
-        root, level = os.geteuid() == 0, self._probe.level
-        namespaces = level == Isolation.NAMESPACES
-        python = self._interpreter(wish.python)
-        many_uids = root and level in (Isolation.NAMESPACES, Isolation.UID)
-        uid_base = _UID_FIRST + (self._uid_block + number) * birth.IDS_PER_POD if many_uids else 0
-        pod_dir = f"{self._home}/pods/{wish.name}"
-        os.makedirs(f"{pod_dir}/caches", exist_ok=True)
-        if namespaces and uid_base:
-            os.chown(f"{pod_dir}/caches", uid_base, uid_base)
-        if level == Isolation.UID:
-            pod_dir = self._readable_dir(wish.name)
-        if not (namespaces and root):
-            wish.network = "host"  # only root can give a namespace a way out
-        gateway = self._gateway(wish) if wish.network == "bridge" else None
-        limits = cgroups.Limits(wish.memory_limit_bytes, wish.pids_limit, wish.cpus)
-        owner = uid_base if namespaces else os.geteuid()
-        groups = self._site.make(wish.name, limits, owner) if self._site.parents else {}
-        wish.settings["python_version"] = python.version
-        given = [wish.settings[key] for key in ("wheelhouse", "ca") if wish.settings.get(key)]
-        shown = [path if os.path.isdir(path) else os.path.dirname(path) for path in given]
-        return birth.Order(
-            wish=wish,
-            level=level,
-            why=self._probe.why,
-            boot_id=secrets.token_hex(8),
-            uid_base=uid_base,
-            socket=self._socket_path(wish.name),
-            log=f"{self._home}/pods/{wish.name}/agent.log",
-            caches=f"{self._home}/pods/{wish.name}/caches",
-            pod_dir=pod_dir,
-            python=python.executable,
-            roots=interpreter.outermost([*interpreter.own().roots, *python.roots, *shown]),
-            staging=self.staging,
-            scratch_bytes=_scratch_bytes(wish),
-            cgroups=groups,
-            devices=gpu.device_files(wish.cards),
-            gateway=gateway,
-        )
-
-    def _gateway(self, wish: PodWish) -> Any:
-        if self._bridge is None and not self._network_note:
-            bridge = network.Bridge(self._run)
-            try:
-                bridge.open()
-                self._bridge, self._network_note = bridge, bridge.note
-            except OSError as e:
-                self._network_note = f"no bridge ({e}): pods have loopback only"
-        if self._bridge is None:
-            wish.network = "none"
-            return None
-        return self._bridge.gateway
-
-    def _interpreter(self, python: str) -> interpreter.Interpreter:
-        if python not in self._interpreters:
-            own = not python or os.path.abspath(python) == os.path.abspath(sys.executable)
-            self._interpreters[python] = interpreter.own() if own else interpreter.ask(python)
-        return self._interpreters[python]
-
-    def _readable_dir(self, name: str) -> str:
-        """A directory of the pod that another uid can reach (the home is private)."""
-        path = f"{self._reachable}/{name}"
-        os.makedirs(path, exist_ok=True)
-        os.chmod(path, 0o711)
-        return path
-
-    def _socket_path(self, name: str) -> str:
-        path = f"{self._run}/{name}.sock"
-        return path if len(path) <= _SOCKET_PATH else f"{self._run}/{secrets.token_hex(6)}.sock"
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -381,14 +230,14 @@ class Nursery:
 
     def _tell_ready(self, pod: _Pod) -> None:
         pod.state.ready = True
-        self._say({"is": "ready", "name": pod.state.name})
+        self._line.say({"is": "ready", "name": pod.state.name})
 
     def _unmake(self, name: str, why: str) -> None:
         pod = self._pods.get(name)
         if pod is None or pod.state.ending:
             return
         pod.state.ending, pod.why = True, why
-        self._site.kill(name)
+        self._estate.site.kill(name)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pod.born.pidfd, signal.SIGKILL)
 
@@ -404,27 +253,20 @@ class Nursery:
         os.close(pod.born.pidfd)
         del self._pods[name]
         if pod.state.isolation in (Isolation.UID, Isolation.PROCESS):
-            self._site.kill(name)
+            self._estate.site.kill(name)
             self._sweep_orphans()
-        oom = status == signal.SIGKILL and not pod.state.ending and self._site.oom_kills(name) > 0
+        oom = status == signal.SIGKILL and not pod.state.ending and self._estate.site.oom_kills(name) > 0
         why = pod.why or (f"the agent ended with {_in_words(status)}" if not trouble else "the pod could not be built")
         fact = {"is": "ended", "name": name, "why": why, "oom": oom}
         if trouble and not pod.state.ready:
             fact["error"] = json.loads(trouble)
         elif not pod.state.ready and not pod.state.ending:
-            fact["why"] = f"{why}; its log ends: {self._log_tail(name)}"
+            fact["why"] = f"{why}; its log ends: {self._estate.log_tail(name)}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(pod.state.socket)
         self._ended[name] = fact
-        self._say(fact)  # its processes are gone; directories and groups are nobody's business but ours
-        self._give_back(name, pod.pod_dir)
-
-    def _log_tail(self, name: str) -> str:
-        try:
-            with open(f"{self._home}/pods/{name}/agent.log", errors="replace") as f:
-                return f.read()[-500:].strip() or "(empty)"
-        except OSError as e:
-            return str(e)
+        self._line.say(fact)  # its processes are gone; directories and groups are nobody's business but ours
+        self._estate.give_back(name, pod.pod_dir)
 
     def _sweep_orphans(self) -> None:
         """Kill what dead agents left: at the weaker levels orphans become our children, as we are their sub-reaper."""
@@ -439,36 +281,14 @@ class Nursery:
                     os.kill(orphan.pid, signal.SIGKILL)
                 _reap(orphan.pid)
 
-    def _give_back(self, name: str, pod_dir: str) -> None:
-        if self._bridge is not None:
-            self._bridge.detach(name)
-        if self._site.parents:
-            self._site.remove(name)
-        for path in {pod_dir, f"{self._home}/pods/{name}"}:
-            aside = f"{self._home}/trash-{secrets.token_hex(6)}"
-            with contextlib.suppress(OSError):
-                os.rename(path, aside)
-                path = aside
-            shutil.rmtree(path, ignore_errors=True)
 
-
-def _reachable_directory(tag: str) -> str:
-    """A directory of ours that any uid can walk through. Raises: OSError: the name is somebody else's."""
-    path = f"{'/run' if os.geteuid() == 0 else '/tmp'}/firepool-{tag}"
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o711)
-    seen = os.lstat(path)
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
-        raise PermissionError(f"{path} is not a directory of this user")
-    os.chmod(path, 0o711)
-    return path
-
-
-def _scratch_bytes(wish: PodWish) -> int:
-    if wish.scratch_bytes is not None:
-        return wish.scratch_bytes
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(64 << 20, (wish.memory_limit_bytes or total) // 2)
+def _wake_on_signals() -> socket.socket:
+    """A socket that is readable after a signal: a handler alone would not end a sleeping `select`."""
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
+    return ours
 
 
 def _reap(pid: int) -> int:
@@ -515,13 +335,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listener.bind(f"{path}.new")
     os.chmod(f"{path}.new", 0o600)
     listener.listen(8)
-    nursery = Nursery(options.home, options.run, serve, options.orphan_timeout_s)
+    nursery = Nursery(Estate(options.home, options.run), listener, serve, options.orphan_timeout_s)
     signal.signal(signal.SIGTERM, lambda *_: nursery.end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.rename(f"{path}.new", path)
     try:
-        nursery.run(listener)
+        nursery.run()
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -349,3 +349,16 @@ def test_the_event_loop_of_a_pod_is_its_own(nest: Nest) -> None:
     """An agent is forked from the nursery's image: whatever loop or selector that had must not be shared."""
     nest.make()
     assert nest.look("import asyncio; result = asyncio.run(asyncio.sleep(0, 5))") == 5
+
+
+def test_a_termination_signal_ends_it_with_and_without_pods() -> None:
+    for pods in ((), ("one",)):
+        nest = Nest()
+        try:
+            for name in pods:
+                nest.make(name)
+            os.kill(nest.process.pid, signal.SIGTERM)
+            assert nest.process.wait(20) == 0
+            assert traces(nest) == []
+        finally:
+            nest.close()
