@@ -43,7 +43,9 @@ def settings_of(argv: Sequence[str]) -> Settings:
     parser.add_argument("--home", default=default_home, help="state folder (default: $FIREPOOL_HOME or ~/.firepool)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0: the last run's port if it is free, else any")
-    parser.add_argument("--pools", help="TOML file, one table [pools.<sku>] a pool; without it: what was applied last, or `cpu`")
+    parser.add_argument(
+        "--pools", help="TOML file, one table [pools.<sku>] a pool; without it: what was applied last, or `cpu`"
+    )
     parser.add_argument("--simulate", metavar="MODEL", help="make up cards of this model (h200) for a trial")
     parser.add_argument("--python", default=sys.executable, help="job interpreter of pools that name none")
     parser.add_argument("--embedded-parent", type=int, metavar="PID", help="end, with all pods, when PID is gone")

@@ -52,7 +52,7 @@ def test_a_pools_file_is_read_as_it_says(tmp_path: Path) -> None:
 
 def test_a_misspelt_knob_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(UnknownField, match="max_count"):
-        read_pools(write(tmp_path, '[pools.a]\nmax_cout = 3\n'))
+        read_pools(write(tmp_path, "[pools.a]\nmax_cout = 3\n"))
 
 
 @pytest.mark.parametrize("text", ["[[pools]\n", "[pool.a]\n", "pools = 3\n", '[pools.a]\nmax_count = "many"\n'])
