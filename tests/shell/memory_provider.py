@@ -34,6 +34,7 @@ class MemoryProvider:
         self.refusals: list[FirepoolError] = []
         #: Names of pods that never come up.
         self.fails: set[str] = set()
+        self._making: set[str] = set()
         self._facts: asyncio.Queue[PodFact] = asyncio.Queue()
 
     async def start(self) -> None:
@@ -47,7 +48,7 @@ class MemoryProvider:
             yield await self._facts.get()
 
     async def create(self, order: PodOrder) -> None:
-        if order.name in self.pods:
+        if order.name in self.pods or order.name in self._making:
             return
         if self.refusals:
             raise self.refusals.pop(0)
@@ -56,7 +57,9 @@ class MemoryProvider:
             self._facts.put_nowait(PodFailed(order.name, FirepoolError("it never came up").to_json()))
             return
         agent = FakeAgent(self.folder / f"{order.name}.sock", order.name)
+        self._making.add(order.name)
         await agent.__aenter__()
+        self._making.discard(order.name)
         self.agents[order.name] = agent
         self.pods[order.name] = PodSeen(
             name=order.name,
