@@ -74,6 +74,8 @@ class Pool:
     partition_lease_s: float | None = None
     reset_wait_s: float = 5.0
     max_log_bytes: int = 64 * 1024 * 1024
+    #: Largest result of a job; more is `ResultTooLarge`. Raise: larger results, more disk. Lower: output files instead.
+    max_result_bytes: int = 512 * 1024 * 1024
     untrusted: bool = False
     #: Minimum isolation level that pods of this pool must have.
     isolation: str = "process"
@@ -163,8 +165,13 @@ def _of_counts(pool: Pool) -> Iterator[str]:
         yield f"max_count {pool.max_count} is less than one pod of {pool.shape.processors} processors: no job could ever run"
     if pool.max_queue_length < 1:
         yield f"max_queue_length is {pool.max_queue_length}; it must be at least 1"
-    if pool.max_infra_retries < 0:
-        yield f"max_infra_retries is {pool.max_infra_retries}; it must be 0 or more"
+    for name, value in (
+        ("max_infra_retries", pool.max_infra_retries),
+        ("max_log_bytes", pool.max_log_bytes),
+        ("max_result_bytes", pool.max_result_bytes),
+    ):
+        if value < 0:
+            yield f"{name} is {value}; it must be 0 or more"
 
 
 def _of_times(pool: Pool) -> Iterator[str]:

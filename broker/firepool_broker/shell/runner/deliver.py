@@ -61,6 +61,7 @@ class Deliver:
             grace_s=spec.grace_s,
             memory_bytes=memory * 1024 * 1024,
             max_log_bytes=pool.max_log_bytes,
+            max_result_bytes=pool.max_result_bytes,
             outputs=list(spec.outputs),
             # A job may ask for more caution than its pool, never for less.
             untrusted=pool.untrusted or bool(spec.untrusted),
