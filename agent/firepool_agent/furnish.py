@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
-from firepool_agent import network, rootfs
+from firepool_agent import gpu, network, rootfs
 from firepool_wire.nursery import PodConfig, PodWish
 from firepool_wire.words import Isolation
 
@@ -93,7 +93,7 @@ def settle_in(order: Order, given: Given, fds: Inherited) -> PodConfig:
     groups = rootfs.build(plan, given.sources)
     base = rootfs.AGENT_DIR
     return PodConfig(
-        **_common(order, fds),
+        **_common(order, fds, rootfs.CARDS),
         agent_dir=base,
         state_dir=f"{base}/state",
         caches_dir=f"{base}/caches",
@@ -124,13 +124,14 @@ def move_in(order: Order, fds: Inherited) -> PodConfig:
         ("caches", 0o711),
         ("unpack", 0o711),
         ("scratch", 0o711),
+        ("cards", 0o1777),
     ):
         os.makedirs(f"{base}/{name}", exist_ok=True)
         os.chmod(f"{base}/{name}", mode)
     uids = order.level == Isolation.UID
     count = IDS_PER_POD - 1 if uids else 0
     return PodConfig(
-        **_common(order, fds),
+        **_common(order, fds, f"{base}/cards"),
         agent_dir=f"{base}/agent",
         state_dir=f"{base}/agent/state",
         caches_dir=f"{base}/caches",
@@ -147,7 +148,7 @@ def move_in(order: Order, fds: Inherited) -> PodConfig:
     )
 
 
-def _common(order: Order, fds: Inherited) -> dict[str, Any]:
+def _common(order: Order, fds: Inherited, cards_dir: str) -> dict[str, Any]:
     wish = order.wish
     return {
         "pod": wish.name,
@@ -164,6 +165,6 @@ def _common(order: Order, fds: Inherited) -> dict[str, Any]:
         "cpus": wish.cpus,
         "python": order.python,
         "preload": wish.preload,
-        "cards": wish.cards,
+        "cards": gpu.with_usage_files(wish.cards, cards_dir),
         "settings": wish.settings,
     }

@@ -94,6 +94,20 @@ def cards(config: PodConfig) -> list[Card]:
     return [Card(**{k: v for k, v in card.items() if k in names}) for card in config.cards]
 
 
+def with_usage_files(cards: Sequence[dict[str, Any]], directory: str) -> list[dict[str, Any]]:
+    """Simulated cards with the file in which a job says how much device memory it pretends to hold:
+    `{"used_bytes": n}`. Real cards stay as they are."""
+    return [{**c, "usage_file": f"{directory}/{c['uuid']}.json"} if c.get("simulated") else dict(c) for c in cards]
+
+
+def wipe_usage(config: PodConfig) -> None:
+    """What dead processes pretended to hold is free again. A file that cannot be removed goes on counting."""
+    for card in config.cards:
+        if card.get("usage_file"):
+            with contextlib.suppress(OSError):
+                os.unlink(card["usage_file"])
+
+
 def used_bytes(config: PodConfig, pids: Collection[int] | None = None) -> int | None:
     """Device memory that the pod's own processes hold; None when nobody can say (no driver, or figures withheld).
 

@@ -176,6 +176,7 @@ class Resetter:
         before = self._baseline.device_bytes
         if not self._config.cards or before is None:
             return
+        gpu.wipe_usage(self._config)
         now = gpu.used_bytes(self._config)
         if now is not None and now > before:
             found.add("device memory", "cards", f"{now - before} bytes more than in the clean pod")

@@ -47,6 +47,8 @@ _ETC = (
 )
 _BASE = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/opt")
 _SYS = ("/sys/devices", "/sys/class", "/sys/bus", "/sys/dev")
+#: Where jobs write what simulated cards pretend to hold.
+CARDS = "/dev/cards"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _RESOLVED = "/run/systemd/resolve/resolv.conf"
 
@@ -198,6 +200,8 @@ def _dev(root: str, devices: tuple[str, ...]) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{dev}/{name}")
     os.symlink("pts/ptmx", f"{dev}/ptmx")
+    os.mkdir(root + CARDS)
+    mount("tmpfs", root + CARDS, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=1777")
     mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 
 

@@ -242,10 +242,20 @@ finally:
     assert 0.2 <= took < 2
 
 
-def test_device_memory_that_stays_is_named_and_usage_of_the_dead_is_not(nest: Nest) -> None:
+def test_device_memory_of_the_dead_is_free_and_what_stays_is_named(nest: Nest) -> None:
     cards = [{"uuid": "GPU-simulated-x-0", "model": "x", "vram_bytes": 1 << 30, "simulated": True, "index": 0}]
     nest.make("carded", cards=cards)
+    use = "import json; open('/dev/cards/GPU-simulated-x-0.json', 'w').write(json.dumps({'used_bytes': 5 << 20}))"
+    assert nest.attempt(use, "carded")["exit"] == 0
+    assert nest.look("result = gpu.used_bytes(agent.config)", "carded") == 5 << 20
     assert nest.reset("carded")["clean"]
+    assert nest.look("result = gpu.used_bytes(agent.config)", "carded") == 0
+    assert nest.attempt(use, "carded")["exit"] == 0
+    nest.look("gpu.wipe_usage = lambda config: None", "carded")  # a driver that does not free what the dead held
+    report = nest.reset("carded")
+    assert [(p["what"], p["detail"]) for p in report["problems"]] == [
+        ("device memory", "5242880 bytes more than in the clean pod")
+    ]
 
 
 def test_figures_of_the_reset(nest: Nest, record_property: Callable[[str, object], None]) -> None:
