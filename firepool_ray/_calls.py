@@ -64,6 +64,7 @@ class Call:
         "key",
         "leased",
         "order",
+        "resent",
         "session",
         "started_at",
         "state",
@@ -83,6 +84,8 @@ class Call:
         #: It is terminal.
         self.completion = Completion()
         self.cancel_wanted = False
+        #: It was submitted anew after the broker had lost one of its blobs.
+        self.resent = False
         #: `JobBody` once terminal.
         self.body: dict[str, Any] | None = None
         #: When it was seen to run, on the monotonic clock.

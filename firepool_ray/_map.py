@@ -17,7 +17,8 @@ from firepool_ray._completion import Completion
 from firepool_wire.errors import FirepoolError, is_infra
 
 if TYPE_CHECKING:
-    from firepool_ray._remote import CallArgs, OnInfra, _Handle
+    from firepool_ray._handle import CallArgs, Handle
+    from firepool_ray._remote import OnInfra
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -52,7 +53,7 @@ class Plan:
 class MapResults(Generic[R_co]):
     """The results of a map: an iterator, an async iterator, with a length."""
 
-    def __init__(self, handle: "_Handle[..., R_co]", calls: "Sequence[CallArgs]", plan: Plan) -> None:
+    def __init__(self, handle: "Handle[..., R_co]", calls: "Sequence[CallArgs]", plan: Plan) -> None:
         self._handle, self._calls, self._plan = handle, calls, plan
         #: Items that no job holds.
         self._todo: deque[int] = deque(range(len(calls)))

@@ -127,7 +127,7 @@ def _rebuild(job_id: str, key: str, name: str, trusted: bool) -> "JobRef[Any]":
 
 def ref_of(job_id: str, *, key: str | None = None, name: str = "job", trusted: bool = True) -> "JobRef[Any]":
     """A reference to a job that somebody else submitted."""
-    from firepool_ray._remote import reading
+    from firepool_ray._handle import reading
 
     order = Order(spec={}, reading=reading(trusted=trusted), name=name)
     return JobRef(_front.current().attach(job_id, order, key))

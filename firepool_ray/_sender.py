@@ -144,10 +144,20 @@ class Sender:
         except Exception as bug:  # noqa: BLE001 - the thread must outlive any bug, and its victims must be told
             failed = Internal(f"the SDK could not send a job: {bug!r}")
         else:
-            self._leave(ready)
+            self._leave([call for call in ready if call.accepted.done])
             return
         for call in ready:
-            self._lose(call, failed)
+            self._refused(call, failed)
+
+    def _refused(self, call: "Call", error: FirepoolError) -> None:
+        """The call's error; but a blob that the broker had once and has no more is sent again, once."""
+        missing = set(error.details.get("missing", ())) & {blob.digest for blob in call.order.blobs}
+        if not missing or call.resent:
+            self._lose(call, error)
+            return
+        call.resent = True
+        self._known -= missing
+        self._again(call)
 
     def _resolved(self, call: "Call") -> bool:
         """Whether the ids of the jobs it depends on are known; they were sent before it. Fills them into the spec."""
@@ -191,7 +201,7 @@ class Sender:
         answer = api.json("POST", "/v1/jobs:batch", {"jobs": [call.order.spec for call in calls]})
         for call, result in zip(calls, answer["results"], strict=True):
             if "error" in result:
-                self._lose(call, from_json(result["error"]))
+                self._refused(call, from_json(result["error"]))
             else:
                 self._accepted(call, result["job"])
 

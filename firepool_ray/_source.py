@@ -41,9 +41,13 @@ def is_installed(file: str | None) -> bool:
 def own_file(module: ModuleType | None) -> Path | None:
     """The source file of a first-party module, else None."""
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or is_installed(file) or not Path(file).is_file():
-        return None
-    return Path(file).resolve()
+    return _own_path(file) if isinstance(file, str) else None
+
+
+@cache
+def _own_path(file: str) -> Path | None:
+    path = Path(file)
+    return path.resolve() if path.is_file() and not is_installed(file) else None
 
 
 def import_root(name: str, file: Path) -> Path | None:

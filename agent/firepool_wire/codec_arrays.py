@@ -18,13 +18,15 @@ _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,24}")
 _MAX_DIMENSIONS = 32
 
 
-def _header(out: bytearray, mark: bytes, dtype: str, shape: tuple[int, ...], flags: int, size: int) -> None:
+def _buffer(out: bytearray, head: bytes, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+    """Tag and flags, dtype, shape, and the bytes at an aligned place."""
     name = dtype.encode()
-    out += mark + bytes((flags, len(name), len(shape))) + name
+    out += head + bytes((len(name), len(shape))) + name
     for length in shape:
         out += tag.LENGTH.pack(length)
-    out += tag.LENGTH.pack(size)
+    out += tag.LENGTH.pack(len(data))
     out += bytes(-len(out) % tag.ALIGN)
+    out += data
 
 
 def write_numpy(out: bytearray, value: Any) -> None:
@@ -39,8 +41,7 @@ def write_numpy(out: bytearray, value: Any) -> None:
     data = value.tobytes(order="F" if fortran else "C")
     if len(value.shape) > _MAX_DIMENSIONS:
         raise NotSafe(f"a numpy array of {len(value.shape)} dimensions")
-    _header(out, tag.NUMPY, dtype.str, value.shape, scalar | fortran << 1, len(data))
-    out += data
+    _buffer(out, tag.NUMPY + bytes((scalar | fortran << 1,)), dtype.str, value.shape, data)
 
 
 def write_torch(out: bytearray, value: Any) -> None:
@@ -50,8 +51,7 @@ def write_torch(out: bytearray, value: Any) -> None:
     torch = importlib.import_module("torch")
     flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes()
-    _header(out, tag.TORCH, str(value.dtype).removeprefix("torch."), tuple(value.shape), 0, len(data))
-    out += data
+    _buffer(out, tag.TORCH + b"\0", str(value.dtype).removeprefix("torch."), tuple(value.shape), data)
 
 
 def check_shape(shape: tuple[int, ...], itemsize: int, size: int) -> None:

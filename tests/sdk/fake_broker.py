@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from firepool_wire.errors import Cancelled, Conflict, FirepoolError, HostLost, Internal, NonZeroExit, NotFound, Signaled
+from firepool_wire.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    FirepoolError,
+    HostLost,
+    Internal,
+    NonZeroExit,
+    NotFound,
+    Signaled,
+)
 from firepool_wire.frames import ItemStatus, Kind, Parser
 from firepool_wire.jobspec import INLINE_RESULT_BYTES
 
@@ -155,7 +165,7 @@ class FakeBroker:
             function = spec["entrypoint"].get("function") or {}
             for digest in (function.get("payload"), function.get("args_blob"), spec.get("package")):
                 if digest is not None and digest not in self.blobs:
-                    raise NotFound(f"no blob {digest}")
+                    raise BadRequest(f"no blob {digest}", missing=[digest])
             job = FakeJob(f"j{len(self.jobs) + 1}", spec)
             self.jobs[job.id] = self.by_key[key] = job
             life = threading.Thread(target=self._live, args=(job,), daemon=True)

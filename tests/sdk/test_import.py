@@ -104,10 +104,10 @@ def test_it_imports_where_fork_and_unix_sockets_are_missing() -> None:
 
 
 def test_the_bound_of_inline_arguments_is_the_contracts() -> None:
-    from firepool_ray import _remote
+    from firepool_ray import _handle
     from firepool_wire.jobspec import INLINE_ARGS_BYTES
 
-    assert _remote._INLINE_ARGS_BYTES == INLINE_ARGS_BYTES
+    assert _handle.INLINE_ARGS_BYTES == INLINE_ARGS_BYTES
 
 
 def test_sync_and_async_faces_have_the_same_options() -> None:

@@ -61,6 +61,14 @@ def test_in_a_batch_every_job_has_its_own_error(connected: FakeBroker) -> None:
         bad.result()
 
 
+def test_a_blob_that_the_broker_lost_is_sent_again(connected: FakeBroker) -> None:
+    assert add.remote(1).result() == 2
+    connected.blobs.clear()
+    assert add.remote(2).result() == 3
+    connected.blobs.clear()
+    assert firepool.get([add.remote(n) for n in range(5)]) == [1, 2, 3, 4, 5]
+
+
 def test_a_broken_event_stream_is_taken_up_where_it_broke(connected: FakeBroker) -> None:
     connected.hold()
     refs = [add.remote(n) for n in range(5)]
