@@ -66,8 +66,9 @@ class Timers:
         order = self._order
         while order and order[0] <= last and len(taken) < limit:
             slot = self._slots[order[0]]
-            while slot and len(taken) < limit:
-                record, _ = slot.popitem()
+            # Oldest first: whoever looks for expired pods from the front of a queue then finds them there.
+            for record in [record for _, record in zip(range(limit - len(taken)), slot, strict=False)]:
+                del slot[record]
                 record.slot = 0
                 taken.append(record)
             if not slot:
