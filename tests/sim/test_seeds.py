@@ -17,16 +17,16 @@ from firepool_broker.sim.checks import judge
 from firepool_broker.sim.faults import ALONE, MIXED, NONE
 from firepool_broker.sim.scenarios import random_plan
 from firepool_broker.sim.trace import read
-from firepool_broker.sim.venue import H200
+from firepool_broker.sim.venue import H200, LOCAL
 from firepool_broker.sim.world import RunFailed, World
 from firepool_wire.words import JobState
 
 
-def _sweep(seeds, faults=NONE, **changes):
+def _sweep(seeds, faults=NONE, venue=LOCAL):
     """Run every seed; all failures at once, each with its seed."""
     failures = []
     for seed in seeds:
-        world = World(replace(random_plan(seed, faults), **changes))
+        world = World(random_plan(seed, faults, venue))
         try:
             outcome = world.run()
         except RunFailed as failed:
@@ -37,17 +37,17 @@ def _sweep(seeds, faults=NONE, **changes):
     assert not failures, f"{len(failures)} of {len(seeds)} seeds failed under {faults}:\n" + "\n".join(failures[:10])
 
 
-@pytest.mark.parametrize("start", range(0, 60, 20))
+@pytest.mark.parametrize("start", range(0, 40, 20))
 def test_a_fair_day_breaks_nothing_and_loses_nothing(start):
     _sweep(range(start, start + 20))
 
 
 @pytest.mark.parametrize("fault", sorted(ALONE))
 def test_each_fault_alone_breaks_nothing_and_loses_nothing(fault):
-    _sweep(range(1000, 1008), ALONE[fault])
+    _sweep(range(1000, 1006), ALONE[fault])
 
 
-@pytest.mark.parametrize("start", range(2000, 2120, 20))
+@pytest.mark.parametrize("start", range(2000, 2080, 20))
 def test_all_faults_together_break_nothing_and_lose_nothing(start):
     _sweep(range(start, start + 20), MIXED)
 
