@@ -6,9 +6,8 @@
 import base64
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firepool_ray._completion import Completion
 from firepool_ray._errors import SessionClosed, error_of, job_error
@@ -24,16 +23,14 @@ if TYPE_CHECKING:
 Item = tuple[ItemStatus, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """How results are read: `loads` is None where nothing may be unpickled."""
 
     loads: Callable[[bytes], object] | None
     classes: Callable[[str], type | None] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(NamedTuple):
     """What a call asks for; made in the caller's thread, sent by the sender."""
 
     #: Sparse JSON of the job spec.
@@ -131,7 +128,7 @@ class Call:
 
     def _end(self) -> None:
         # Large arguments need not live as long as the reference.
-        self.order = replace(self.order, spec={}, blobs=(), depends=())
+        self.order = self.order._replace(spec={}, blobs=(), depends=())
         self.accepted.complete()
         self.completion.complete()
 

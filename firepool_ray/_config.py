@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from firepool_wire.errors import BadRequest
 
@@ -50,8 +50,7 @@ class Settings:
     start_timeout_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """A broker that was found: where, as whom, and how (`given`, `local`, `embedded`)."""
 
     address: str

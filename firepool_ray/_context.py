@@ -6,9 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 _run: ContextVar[str | None] = ContextVar("firepool_run", default=None)
 #: Set by SIGTERM once `cancelled` was looked at.
@@ -16,8 +15,7 @@ _stop_asked = threading.Event()
 _handling = False
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A group of jobs under one name."""
 
     name: str
@@ -46,8 +44,7 @@ def current_run() -> str | None:
     return _run.get() or os.environ.get("FIREPOOL_RUN") or None
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """What a job knows of itself. Outside of a job `job_id` is None and the figures are those of a lone process."""
 
     job_id: str | None

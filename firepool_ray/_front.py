@@ -6,7 +6,6 @@ import atexit
 import os
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +109,7 @@ def _open() -> Session:
         atexit.register(shutdown)
     _current = session
     # An embedded broker that is gone is not looked for again; a forked child does, while its parent lives.
-    _target = replace(target, how="given") if child is None else None
+    _target = target._replace(how="given") if child is None else None
     return session
 
 
@@ -154,7 +153,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     if _current is not None:
         target = _current.api.target
-        _target = replace(target, how="given")
+        _target = target._replace(how="given")
         _current.abandon()
         _current = None
 

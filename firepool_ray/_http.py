@@ -7,8 +7,8 @@ A call of `http.client` costs three times as much (it parses headers as e-mail) 
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ _MAX_HEAD = 64 * 1024
 _CHUNK = 256 * 1024
 
 
+_NO_HEADERS: Mapping[str, str] = {}
+
+
 class Disconnected(OSError):
     """The connection could not be made, broke, or carried something that is not HTTP. `sent`: the broker may have acted."""
 
@@ -27,8 +30,7 @@ class Disconnected(OSError):
         self.sent = sent
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a broker listens: `http://host:port`, `https://host:port/base` or `unix:/path/of/socket`."""
 
     text: str
@@ -66,14 +68,13 @@ class Answer:
     body: bytes = b""
 
 
-@dataclass(slots=True)
-class Request:
+class Request(NamedTuple):
     """One request; `stream` leaves the body to `Connection.pieces`."""
 
     method: str
     path: str
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NO_HEADERS
 
 
 class Connection:

@@ -6,10 +6,9 @@ the job); by import path with its package where it is large, cannot be pickled o
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from firepool_ray import _pickling, _source
 from firepool_ray._options import Options
@@ -22,8 +21,7 @@ MAX_VALUE_BYTES = 1024 * 1024
 MAX_CAPTURED_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Shipped:
+class Shipped(NamedTuple):
     """A function, ready to be named in a spec."""
 
     #: `FunctionEntry` as JSON, without arguments.

@@ -6,12 +6,11 @@ bytes. Modules that are installed (standard library, site-packages) never travel
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @cache
@@ -199,8 +198,7 @@ def stamps(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
         yield str(path), stat.st_mtime_ns, stat.st_size
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """Bytes under their name; `read` makes them only when the broker turns out to lack them."""
 
     digest: str
