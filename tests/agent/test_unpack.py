@@ -126,7 +126,7 @@ def test_bytes_that_are_not_the_digests_are_refused_by_both_names(tmp_path: Path
     with pytest.raises(PackageError) as refused:
         unpacker.tree(name, path)
     assert refused.value.details["expected"] == name
-    assert refused.value.details["actual"] != name
+    assert refused.value.details["found"] != name
 
 
 def test_something_that_is_no_archive_is_a_package_error(tmp_path: Path, unpacker: unpack.Unpacker) -> None:
@@ -141,9 +141,11 @@ def test_a_bomb_is_stopped_by_what_it_writes_and_not_by_what_it_declares(tmp_pat
     lie = data.replace(struct.pack("<I", 4_000_000), struct.pack("<I", 10))
     bomb = unpack.Unpacker(config(tmp_path), unpack.Limits(written_bytes=1_000_000))
     for each in (data, lie):
-        with pytest.raises(PackageError):
+        with pytest.raises(PackageError) as refused:
             bomb.tree(*put(tmp_path, each))
         assert os.listdir(tmp_path / "unpack") == []
+        if each is data:
+            assert refused.value.details == {"limit_bytes": 1_000_000}
 
 
 def test_an_archive_over_the_compressed_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:

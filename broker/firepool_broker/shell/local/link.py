@@ -156,3 +156,5 @@ class Link:
             await asyncio.wait({self._reader_task}, timeout=_END_S)
         if self._process is not None:
             await asyncio.to_thread(self._process.wait, _END_S)
+        with contextlib.suppress(OSError):
+            self.run.rmdir()
