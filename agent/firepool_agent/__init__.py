@@ -15,9 +15,13 @@ and gives it back clean. The doors between the halves:
     cgroups   JobGroup(config): join, limit, reset_peak, peak_bytes, current_bytes, oom_kills, kill
     janitor   Janitor.start(config)                                       helper process (kill sweep, shredding); fork it at boot
     reset     Resetter(config, janitor, scratch): baseline(), run(slot, guard, wait_s) -> ResetReport, await settled()
-    unpack    Unpacker(config).tree(digest, zip) -> Path                  cached, read-only; PackageError
-    layers    Layers(config).ensure(requirements, settings) -> Layer      DependencyInstallError
+    unpack    Unpacker(config).tree(digest, zip) -> str                   cached, read-only; PackageError
+    layers    await Layers(config, janitor).ensure(requirements, settings, loaded) -> Layer      DependencyInstallError
     gpu       cards(config), used_bytes(config, pids)
+
+Behind the nursery: `estate` (what its pods share of the machine), `birth` (the forks), `furnish` and `rootfs` (the pod around the
+child), `network netlink masquerade` (its address and way out), `cgroups interpreter levels gpu line`. Below everything, calling
+nothing of ours: `syscalls procfs sockets seccomp`.
 
 SIGTERM to the guard reaches the attempt's process; SIGKILL to it ends the attempt's whole PID namespace.
 """
