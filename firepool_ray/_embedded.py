@@ -17,7 +17,7 @@ from firepool_ray._errors import MissingExtra
 from firepool_wire.errors import BrokerUnavailable
 
 #: Packages of the `local` extra whose absence is found before anything is started.
-_NEEDED = ("firepool_broker", "firepool_agent", "fastapi", "uvicorn", "sqlmodel", "aiohttp", "h11")
+_NEEDED = ("firepool_broker", "firepool_agent", "fastapi", "uvicorn", "sqlmodel")
 _LOOK_EVERY_S = 0.01
 _STOP_S = 10.0
 
