@@ -134,7 +134,7 @@ class Zygote:
         finally:
             theirs.close()
         self._sock = ours
-        asyncio.get_running_loop().add_reader(ours, self._readable)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
         self.about = await self._answer(START_TIMEOUT_S, "start")
 
     async def cell(self, slot: Slot) -> Cell:
@@ -198,7 +198,7 @@ class Zygote:
             if not waiting.done():
                 waiting.set_exception(Internal(f"the zygote is gone: {why}"))
         if self._sock is not None:
-            asyncio.get_running_loop().remove_reader(self._sock)
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
             self._sock.close()
             self._sock = None
         if self._process is not None:
@@ -225,11 +225,11 @@ async def _waiting(sock: socket.socket) -> int:
         else:
             came.set_result(_CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0])
 
-    loop.add_reader(sock, readable)
+    loop.add_reader(sock.fileno(), readable)
     try:
         return await came
     finally:
-        loop.remove_reader(sock)
+        loop.remove_reader(sock.fileno())
 
 
 def _cloudpickle_dir() -> str | None:

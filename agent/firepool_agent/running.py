@@ -80,7 +80,8 @@ class Running:
         self.record: asyncio.Future[ExitRecord] = self._loop.create_future()
         os.set_blocking(cell.status, False)
         self._loop.add_reader(cell.status, self._status_readable)
-        self._loop.add_reader(cell.job, self._job_readable)
+        # By number: for an object that it does not know yet, the selector formats a whole `repr` first.
+        self._loop.add_reader(cell.job.fileno(), self._job_readable)
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -118,14 +119,14 @@ class Running:
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(self.cell.job)
+            self._loop.remove_reader(self.cell.job.fileno())
             return False
         try:
             for frame in self._parser.feed(data):
                 self._frame(frame)
         except ValueError:
             # The process wrote something else into the socket: its results cannot be told apart any more.
-            self._loop.remove_reader(self.cell.job)
+            self._loop.remove_reader(self.cell.job.fileno())
             return False
         return True
 
@@ -265,7 +266,7 @@ class Running:
             await self._all_gone()
         while self._job_readable():
             pass
-        self._loop.remove_reader(self.cell.job)
+        self._loop.remove_reader(self.cell.job.fileno())
         for pipe in self._pipes:
             pipe.drain()
         self._cap.finish()
