@@ -123,9 +123,9 @@ def check_digest(digest: str, archive: str, limit_bytes: int) -> None:
             f"the package has {size} bytes, the limit is {limit_bytes}", limit_bytes=limit_bytes, bytes=size
         )
     with open(archive, "rb") as f:
-        actual = f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
-    if actual != digest:
-        raise PackageError(f"the package's bytes are {actual}, not {digest}", expected=digest, actual=actual)
+        found = f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
+    if found != digest:
+        raise PackageError(f"the package's bytes are {found}, not {digest}", expected=digest, found=found)
 
 
 def extract(archive: str, target: str, limits: Limits) -> int:
@@ -140,6 +140,8 @@ def extract(archive: str, target: str, limits: Limits) -> int:
             entries = z.infolist()
             if len(entries) > limits.entries:
                 raise PackageError(f"the package has {len(entries)} entries, the limit is {limits.entries}")
+            if (declared := sum(entry.file_size for entry in entries)) > limits.written_bytes:
+                raise _too_much(declared, limits.written_bytes)  # an honest bomb costs no writing
             written = 0
             made = {""}
             for entry in entries:
@@ -148,7 +150,7 @@ def extract(archive: str, target: str, limits: Limits) -> int:
                     _make_dirs(target, name, made)
                 else:
                     _make_dirs(target, os.path.dirname(name), made)
-                    written += _write_entry(z, entry, f"{target}/{name}", limits.written_bytes - written)
+                    written += _write_entry(z, entry, f"{target}/{name}", written, limits.written_bytes)
             return written
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as e:
         raise PackageError(f"the package cannot be unpacked: {e}") from e
@@ -185,7 +187,12 @@ def _make_dirs(target: str, name: str, made: set[str]) -> None:
     made.add(name)
 
 
-def _write_entry(z: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str, room: int) -> int:
+def _too_much(size: int, limit: int) -> PackageError:
+    return PackageError(f"the package unpacks to at least {size} bytes, the limit is {limit}", limit_bytes=limit)
+
+
+def _write_entry(z: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str, before: int, limit: int) -> int:
+    """Write one file; returns its bytes. `before`: bytes that the package has written already. Raises: PackageError."""
     mode = 0o755 if (entry.external_attr >> 16) & 0o111 else 0o644
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -196,9 +203,7 @@ def _write_entry(z: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str, room: in
         os.fchmod(fd, mode)
         while chunk := source.read(_CHUNK):
             written += len(chunk)
-            if written > room:
-                raise PackageError(
-                    f"the package unpacks to more than {MAX_WRITTEN_BYTES} bytes", limit_bytes=MAX_WRITTEN_BYTES
-                )
+            if before + written > limit:
+                raise _too_much(before + written, limit)
             out.write(chunk)
     return written

@@ -190,11 +190,11 @@ async def test_a_blob_that_the_pod_has_dropped_is_sent_again(shop: Workshop) -> 
     assert not any(isinstance(e, LaunchFailed) for e in shop.told)
 
 
-async def test_a_missing_blob_fails_the_launch_with_its_name(shop: Workshop) -> None:
+async def test_a_blob_that_the_store_lost_is_our_fault_and_names_it(shop: Workshop) -> None:
     absent = "sha256:" + "0" * 64
     await launched(shop, JobSpec(entrypoint=Entrypoint(function=FunctionEntry(payload=absent))))
     failed = await shop.event(LaunchFailed)
-    assert failed.failure.code == "NotFound"
+    assert (failed.failure.code, failed.failure.fault) == ("StoreUnavailable", "infra")
     assert absent in failed.failure.message or absent in dict(failed.failure.details).values()
 
 

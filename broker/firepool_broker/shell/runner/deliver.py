@@ -13,7 +13,7 @@ from firepool_broker.core.pools import Pool
 from firepool_broker.shell.ports import JobRow
 from firepool_broker.shell.runner.desk import Desk, LiveJob, LivePod, Run
 from firepool_wire.agentapi import Launch
-from firepool_wire.errors import Internal, NotFound
+from firepool_wire.errors import Internal, NotFound, PackageError, StoreUnavailable
 from firepool_wire.jobspec import FunctionEntry, JobSpec
 
 #: Deadline of a launch for pools without a start timeout; the agent refuses it afterwards.
@@ -82,10 +82,16 @@ class Deliver:
 
     async def _push(self, caller: str, pod: LivePod, digest: str) -> None:
         blobs, agents = self._desk.parts.blobs, self._desk.parts.agents
-        path = await blobs.local_path(caller, digest)
-        small = path.stat().st_size <= PUSH_UNASKED_BYTES
-        if small or not await agents.has_blob(pod.address, digest):
-            await agents.put_blob(pod.address, digest, path)
+        try:
+            path = await blobs.local_path(caller, digest)
+            small = path.stat().st_size <= PUSH_UNASKED_BYTES
+            if small or not await agents.has_blob(pod.address, digest):
+                await agents.put_blob(pod.address, digest, path)
+        except (NotFound, PackageError) as error:
+            # It was whole when the job was taken: that it is not any more is our fault, never the job's.
+            raise StoreUnavailable(
+                f"the stored blob {digest} is damaged or lost: {error.message}", digest=digest
+            ) from error
         pod.blobs.add(digest)
 
     async def _results(self, live: LiveJob) -> list[str]:
