@@ -61,7 +61,7 @@ def submit(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not follow the log; print the job's id.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a command in a warm pod. Follows its output and leaves with its exit code."""
+    """Run a command in a warm pod. Follows its output and leaves with its exit code; Ctrl-C cancels it."""
     variables, labels = _pairs(env, "--env"), _pairs(label, "--label")
     with target(context).connect() as api:
         spec = JobSpec(
@@ -87,10 +87,15 @@ def submit(
         if no_wait:
             emit_json(body) if as_json else say(job)
             return
-        if not as_json:
-            note(f"[dim]job {job} on {spec.sku}[/dim]")
-            _follow(api, job, 0)
-        body = api.wait(job)
+        try:
+            if not as_json:
+                note(f"[dim]job {job} on {spec.sku}[/dim]")
+                _follow(api, job, 0)
+            body = api.wait(job)
+        except KeyboardInterrupt:
+            api.post(f"/v1/jobs/{job}:cancel", {})
+            note(f"job {job}: cancel requested (with --no-wait it runs on without this terminal)")
+            raise
         if as_json:
             emit_json(body)
         else:
