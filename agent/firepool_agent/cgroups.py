@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from firepool_agent.procfs import read_text
 from firepool_wire.nursery import PodConfig
 
 _ROOT = "/sys/fs/cgroup"
@@ -226,8 +227,7 @@ def _write(path: str, text: str) -> bool:
 
 def _read_int(path: str) -> int | None:
     try:
-        with open(path) as f:
-            text = f.read().strip()
+        text = read_text(path).strip()
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
@@ -245,8 +245,7 @@ def parse_flat(text: str) -> dict[str, int]:
 
 def _oom_kills(group: str, v2: bool) -> int | None:
     try:
-        with open(f"{group}/{'memory.events' if v2 else 'memory.oom_control'}") as f:
-            return parse_flat(f.read()).get("oom_kill")
+        return parse_flat(read_text(f"{group}/{'memory.events' if v2 else 'memory.oom_control'}")).get("oom_kill")
     except OSError:
         return None
 
@@ -298,8 +297,7 @@ class JobGroup:
     def cache_bytes(self) -> int:
         """Memory in use that the kernel could take back at once: file pages that nobody has to write first."""
         try:
-            with open(f"{self._memory}/memory.stat") as f:
-                figures = parse_flat(f.read())
+            figures = parse_flat(read_text(f"{self._memory}/memory.stat"))
         except OSError:
             return 0
         if self._memory_v2:
@@ -320,7 +318,6 @@ class JobGroup:
         """Whether no process is left in the group; None: cannot say."""
         path = self._paths.get("unified")
         try:
-            with open(f"{path}/cgroup.events") as f:
-                return parse_flat(f.read()).get("populated") == 0
+            return parse_flat(read_text(f"{path}/cgroup.events")).get("populated") == 0
         except OSError:
             return None

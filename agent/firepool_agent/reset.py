@@ -43,6 +43,8 @@ class _Findings:
     """What is not clean, in words."""
 
     problems: list[dict[str, str]] = field(default_factory=list)
+    #: Whether System V objects of the attempt may be left: not where it had none and is proven dead.
+    ipc_left: bool = False
 
     def add(self, what: str, where: str, detail: str) -> None:
         self.problems.append({"what": what, "where": where, "detail": detail})
@@ -125,7 +127,8 @@ class Resetter:
             return 0
         for process in proof.survivors:
             found.add("process", str(process.pid), f"still there after SIGKILL and {wait_s:g} s, state {process.state}")
-        if attempt.uid and any(left.uid == attempt.uid for left in procfs.sysvipc()):
+        found.ipc_left = bool(attempt.uid) and any(left.uid == attempt.uid for left in procfs.sysvipc())
+        if found.ipc_left:
             proof.notes.append(self._janitor.sweep(attempt.uid))
         for note in filter(None, proof.notes):
             found.add("processes", f"uid {attempt.uid}", note)
@@ -162,7 +165,7 @@ class Resetter:
                 found.add(
                     "port", str(listener.port), f"something still listens ({listener.protocol}, uid {listener.uid})"
                 )
-        if slot is not None and slot.uid:
+        if slot is not None and slot.uid and (found.ipc_left or found.problems):
             for left in procfs.sysvipc():
                 if left.uid == slot.uid:
                     found.add(
