@@ -1,5 +1,7 @@
 """Stories: one ring, capped, read along each record's own links."""
 
+import pytest
+
 from firepool_broker.core.records import Record
 from firepool_broker.core.story import Story
 
@@ -31,15 +33,19 @@ def test_the_ring_is_capped_and_forgets_the_oldest() -> None:
     assert story.of("j", job) == []
 
 
-def test_a_story_of_something_gone_is_found_by_its_name() -> None:
+def test_a_story_of_something_that_is_over_is_found_by_its_name() -> None:
     story, pod = Story(), Record("p")
     story.note(pod, "starting")
-    story.note(Record("other"), "starting")
     story.note(pod, "gone")
+    assert story.of("p") == []
+    story.bury(pod)
     assert len(story.of("p")) == 2
-    story.aside("p", "asked about")
-    assert len(story.of("p")) == 3
     assert story.of("nobody") == []
+
+
+def test_the_capacity_is_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        Story(1000)
 
 
 def test_a_story_is_read_up_to_a_limit() -> None:

@@ -10,7 +10,10 @@ from firepool_broker.core.events import DependencyEnded
 from firepool_broker.core.fleet import demanded
 from firepool_broker.core.ids import JobId
 from firepool_broker.core.jobs import PENDING, QUEUED, JobRecord
+from firepool_broker.core.queue import Lane
+from firepool_broker.core.quota import Usage
 from firepool_broker.core.racks import PoolRecord
+from firepool_broker.core.records import Record
 from firepool_broker.core.state import State
 
 # -- admission ------------------------------------------------------------------------------------------------------
@@ -19,19 +22,23 @@ from firepool_broker.core.state import State
 def submit(s: State, ask: Ask) -> None:
     """Admit a job, and start it at once if pods are there; else it is stored and waits."""
     if ask.job in s.jobs:
-        s.story.aside(ask.job, "submitted again, ignored")
+        s.story.note(s.jobs[ask.job], "submitted again, ignored")
         return
     pool = s.tracker.pools.get(ask.sku)
-    refusal = _unknown(s, ask) if pool is None else _refusal(s, pool, ask)
+    usage = s.quota.of(ask.caller)
+    refusal = _unknown(s, ask) if pool is None else _refusal(pool, usage, ask)
     if pool is None or refusal is not None:
         assert refusal is not None
-        s.story.aside(ask.job, f"refused: {refusal.code}")
+        stranger = Record(ask.job)
+        s.story.note(stranger, f"refused: {refusal.code}")
+        s.story.bury(stranger)
         s.emit(Refuse(ask.job, refusal))
         return
-    job = JobRecord(ask, pool, s.quota.of(ask.caller), demanded(pool, ask.isolation) if ask.isolation else 0)
+    job = JobRecord(ask, pool, usage, demanded(pool, ask.isolation) if ask.isolation else 0)
     s.jobs[ask.job] = job
     if ask.client_lease_s is not None:
         job.client_until = s.now + ask.client_lease_s
+        s.timers.arm_by(job, job.client_until)
     if ask.depends:
         _await_inputs(s, job)
     else:
@@ -43,16 +50,15 @@ def _unknown(s: State, ask: Ask) -> Failure:
     return failure("UnknownSku", f"no pool is called {ask.sku!r}; there are: {known or 'none'}", known=known)
 
 
-def _refusal(s: State, pool: PoolRecord, ask: Ask) -> Failure | None:
-    never = queueing.never_servable(pool, ask.pods)
-    if never is not None:
-        return never
+def _refusal(pool: PoolRecord, usage: Usage, ask: Ask) -> Failure | None:
+    if ask.pods > pool.ceiling or not pool.open:
+        return queueing.never_servable(pool, ask.pods)
     if pool.queue.jobs >= pool.pool.max_queue_length:
         limit = pool.pool.max_queue_length
         return failure(
             "CapacityUnavailable", f"{limit} jobs wait for {pool.sku} already", limit="max_queue_length", sku=pool.sku
         )
-    if not s.quota.of(ask.caller).ever_allows(ask.pods, ask.pods * pool.processors):
+    if usage.limited and not usage.ever_allows(ask.pods, ask.pods * pool.processors):
         return failure("QuotaExceeded", f"{ask.pods} pods of {pool.sku} are more than {ask.caller} may ever have")
     if ask.isolation:
         return _too_isolated(pool, demanded(pool, ask.isolation), ask.isolation)
@@ -79,7 +85,7 @@ def _await_inputs(s: State, job: JobRecord) -> None:
     for dependency in job.waits_for:
         s.dependents.setdefault(dependency, {})[job.id] = None
     rows.store(s, job, PENDING)
-    s.timers.arm(job, job.due())
+    s.timers.arm_by(job, job.due())
 
 
 def dependency_ended(s: State, event: DependencyEnded) -> None:
@@ -136,7 +142,8 @@ def _input_failed(cause: Failure, dependency: JobId) -> Failure:
 
 def doom_all(s: State, pool: PoolRecord, reason: Failure) -> None:
     """Nobody who waits here can be served any more; they are told in slices."""
-    s.dooming.extend((job, reason) for lane in list(pool.queue.lanes.values()) for job in lane.jobs())
+    for lane in list(pool.queue.lanes.values()):
+        _doom(s, lane, reason)
 
 
 def doom_oversized(s: State, pool: PoolRecord) -> None:
@@ -144,7 +151,12 @@ def doom_oversized(s: State, pool: PoolRecord) -> None:
     for lane in list(pool.queue.lanes.values()):
         reason = queueing.never_servable(pool, lane.pods)
         if reason is not None:
-            s.dooming.extend((job, reason) for job in lane.jobs())
+            _doom(s, lane, reason)
+
+
+def _doom(s: State, lane: Lane, reason: Failure) -> None:
+    s.dooming.extend((job, reason) for job in lane.jobs())
+    s.stirred = True
 
 
 def doom_too_isolated(s: State, pool: PoolRecord) -> None:
@@ -155,6 +167,7 @@ def doom_too_isolated(s: State, pool: PoolRecord) -> None:
                 reason = _too_isolated(pool, job.strength, job.ask.isolation)
                 if reason is not None:
                     s.dooming.append((job, reason))
+                    s.stirred = True
 
 
 def doom_some(s: State, limit: int) -> None:

@@ -105,7 +105,7 @@ def _lease_timer(s: State, job: JobRecord, lease: Lease) -> None:
         for rank, pod in enumerate(lease.pods):
             if lease.parts[rank] < Part.OVER and pod.lease is lease and pod.state is RUNNING:
                 fleet.retire(s, pod, "did not confirm that its attempt was stopped")
-                s.untended[pod.rack.pool] = None
+                s.tend(pod.rack.pool)
     elif lease.start_by and lease.start_by <= now:
         waited = now - lease.at_committed
         endings.stop(s, lease, failure("StartTimeout", f"no first instruction of {lease.attempt} after {waited:.1f} s"))

@@ -10,7 +10,7 @@ a never-used idle pod. A gang takes all its pods in that order in one step.
 from collections.abc import Iterator
 
 from firepool_broker.core import reuse
-from firepool_broker.core.ids import Card, attempt_id
+from firepool_broker.core.ids import Card
 from firepool_broker.core.jobs import JobRecord
 from firepool_broker.core.leases import Lease
 from firepool_broker.core.pods import ASSIGNED as ASSIGNED_STATE
@@ -48,16 +48,17 @@ def claim(tracker: Tracker, job: JobRecord, now: float) -> Lease | WhyNotWarmer:
         pod = _held_one(pool, shelf, job, tracker, now) if shelf is not None and shelf.all else None
         if pod is None:
             pod = _idle_one(pool.rack, job, tracker)
-        pods = [pod] if pod is not None else None
-    elif job.single_use:
-        pods = _dedicated(pool, job, tracker)
-    else:
-        pods = _gang(pool, job, tracker, now)
+        if pod is None:
+            return _why(pool, job, tracker)
+        usage.pods += 1
+        usage.processors += pool.processors
+        return _take_one(tracker, job, pod, now)
+    pods = _dedicated(pool, job, tracker) if job.single_use else _gang(pool, job, tracker, now)
     if pods is None:
         return _why(pool, job, tracker)
     usage.pods += count
     usage.processors += count * pool.processors
-    return _take(tracker, job, pods, now)
+    return _take_several(tracker, Lease(job, job.attempt, pods, now))
 
 
 def give_back(tracker: Tracker, lease: Lease) -> None:
@@ -203,28 +204,23 @@ def _dedicated(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> list[PodRe
 # -- taking them ----------------------------------------------------------------------------------------------------
 
 
-def _take(tracker: Tracker, job: JobRecord, pods: list[PodRecord], now: float) -> Lease:
-    """Assign the pods and decide path and retire-or-hold, which the lease keeps (spec §3)."""
-    lease = Lease(job, attempt_id(job.id, job.retry_count), pods, now)
-    if job.plain:
-        pod = pods[0]
-        if pod.owner is None:
-            if pod.ready_at >= job.refused_at:
-                lease.path = _NEW
-            tracker.take_idle(pod, lease, 0)
-        elif pod.key == job.key:
-            tracker.take_held(pod, lease, 0)
-        else:
-            _take_several(tracker, lease)
-            return lease
-        if job.pool.hold_s <= 0:
-            lease.retire_after = (True,)
-        return lease
-    _take_several(tracker, lease)
+def _take_one(tracker: Tracker, job: JobRecord, pod: PodRecord, now: float) -> Lease:
+    """Assign one shared pod and decide path and retire-or-hold, which the lease keeps (spec §3)."""
+    lease = Lease(job, job.attempt, [pod], now)
+    if pod.owner is None:
+        if pod.ready_at >= job.refused_at:
+            lease.path = _NEW
+        tracker.take_idle(pod, lease, 0)
+    elif pod.key == job.key:
+        tracker.take_held(pod, lease, 0)
+    else:
+        return _take_several(tracker, lease)
+    if job.pool.hold_s <= 0:
+        lease.retire_after = (True,)
     return lease
 
 
-def _take_several(tracker: Tracker, lease: Lease) -> None:
+def _take_several(tracker: Tracker, lease: Lease) -> Lease:
     """The general case: several pods, a boundary, or a single-use job."""
     job = lease.job
     pool = job.pool
@@ -252,6 +248,7 @@ def _take_several(tracker: Tracker, lease: Lease) -> None:
     lease.path = Path.SINGLE_USE if job.single_use else path
     if path is _RECYCLED:
         lease.why = WhyNotWarmer.TAG_BOUNDARY
+    return lease
 
 
 def mode_of(pool: PoolRecord, job: JobRecord) -> reuse.Mode:

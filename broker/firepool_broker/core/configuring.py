@@ -17,11 +17,11 @@ def pools(s: State, event: PoolsConfigured) -> None:
             record = s.tracker.open_pool(pool)
         else:
             _change(s, record, pool)
-        s.untended[record] = None
+        s.tend(record)
     for sku, record in s.tracker.pools.items():
         if sku not in wanted:
-            record.removed = True
-            s.untended[record] = None
+            record.removed, record.open = True, False
+            s.tend(record)
             admission.doom_oversized(s, record)
 
 
@@ -37,7 +37,7 @@ def caller(s: State, event: CallerLimited) -> None:
     starts.freed(s, usage)
     for pool in s.tracker.pools.values():
         if event.caller in pool.queue.by_caller:
-            s.untended[pool] = None
+            s.tend(pool)
 
 
 def _change(s: State, record: PoolRecord, pool: Pool) -> None:
@@ -53,6 +53,7 @@ def _change(s: State, record: PoolRecord, pool: Pool) -> None:
         _rekey(s, record, list(record.queue.by_caller))
     if pool.idle_timeout_s != before.idle_timeout_s:
         s.rearming.extend(record.rack.idle)
+        s.stirred = True
     admission.doom_oversized(s, record)
     s.feed(record)
 

@@ -62,8 +62,14 @@ def launch_failed(s: State, event: LaunchFailed) -> None:
         _blame(s, lease, rank, event.failure, None)
 
 
-def committed_in_vain(s: State, lease: Lease) -> None:
-    """Cancelled, or a pod lost, while the start was being written: nothing is launched, every pod is reset."""
+def committed(s: State, attempt: AttemptId) -> None:
+    """The start is durable: launch, unless the job was cancelled or lost a pod meanwhile; then every pod is reset."""
+    lease = starts.committed(s, attempt)
+    if lease is None:
+        return
+    if lease.job.cancel is None and lease.cause is None:
+        starts.launch(s, lease)
+        return
     if lease.cause is None:
         lease.cause = lease.job.cancel
     for rank in range(len(lease.pods)):
@@ -136,7 +142,7 @@ def stop(s: State, lease: Lease, cause: Failure) -> None:
             s.emit(StopAttempt(lease.attempt, pod.name, cause))
     lease.start_by = lease.run_by = 0.0
     lease.stop_by = s.now + STOP_WAIT_S
-    s.timers.arm(lease.job, lease.job.due())
+    s.timers.arm_by(lease.job, lease.stop_by)
 
 
 def _release(s: State, lease: Lease, rank: int) -> None:
@@ -146,7 +152,7 @@ def _release(s: State, lease: Lease, rank: int) -> None:
         return
     if lease.retire_after[rank] or pod.doomed or pod.rack.pool.removed:
         fleet.retire(s, pod, "retires after this job")
-        s.untended[pod.rack.pool] = None
+        s.tend(pod.rack.pool)
         return
     pod.strikes, pod.unreachable_since = 0, -1.0
     s.tracker.reset(pod)
@@ -176,8 +182,6 @@ def _finish(s: State, lease: Lease) -> None:
         return
     lease.phase = Phase.ENDING
     rows.commit_end(s, job, verdict, lease.exits[0])
-    if job.slot:
-        s.timers.arm(job, job.due())
 
 
 def _verdict(lease: Lease) -> rows.Verdict:
@@ -210,15 +214,15 @@ def _told(lease: Lease, cause: Failure) -> Failure:
 
 def end_committed(s: State, attempt: AttemptId) -> None:
     """The end, or the re-queue, is durable."""
-    job = s.jobs.get(job_of(attempt))
+    lease = s.leases.pop(attempt, None)
+    job = lease.job if lease is not None else s.jobs.get(job_of(attempt))
     if job is None or job.end is None or job.end.attempt != attempt:
+        if lease is not None:
+            s.leases[attempt] = lease
         return
-    end, job.end = job.end, None
+    end, job.end, job.lease = job.end, None, None
     job.end_failures = 0
     job.version += 1
-    if job.lease is not None:
-        del s.leases[attempt]
-        job.lease = None
     s.move(job, end.state)
     rows.accept(s, job)
     rows.notify(s, job)
@@ -226,7 +230,7 @@ def end_committed(s: State, attempt: AttemptId) -> None:
         queueing.forget(s, job, end.failure)
         return
     was_infra = end.infra_retries > job.infra_retries
-    job.retry_count, job.infra_retries = end.retry_count, end.infra_retries
+    job.next_attempt(end.retry_count, end.infra_retries)
     _again(s, job, was_infra)
 
 
@@ -250,7 +254,7 @@ def end_commit_failed(s: State, event: EndCommitFailed) -> None:
     s.story.note(job, f"end not written: {event.failure.code}")
     job.end_again = s.now + min(_AGAIN_LAST_S, _AGAIN_FIRST_S * 2.0 ** min(job.end_failures, 10))
     job.end_failures += 1
-    s.timers.arm(job, job.due())
+    s.timers.arm_by(job, job.due())
 
 
 # -- the pod's way back ---------------------------------------------------------------------------------------------
@@ -267,16 +271,16 @@ def reset_clean(s: State, event: ResetClean) -> None:
     pool = pod.rack.pool
     if pool.removed or pod.doomed:
         fleet.retire(s, pod, "no longer wanted")
-        s.untended[pool] = None
+        s.tend(pool)
     else:
         pod.layers = event.layers
         _hold(s, pod, event.settling)
         owner = pod.owner
         if pod.rack.stale:
-            s.untended[pool] = None
+            s.tend(pool)
         elif not event.settling and owner is not None and pool.queue.jobs:
             s.feed_owner(pool, owner)
-            s.untended[pool] = None
+            s.tend(pool)
     if lease is not None:
         _verified(s, lease, rank)
 
@@ -297,7 +301,7 @@ def reset_unclean(s: State, event: ResetUnclean) -> None:
     if pod is None or pod.state is not RESETTING or (pod.lease is not None and pod.lease.attempt != event.attempt):
         return
     fleet.retire(s, pod, f"unclean: {event.why}")
-    s.untended[pod.rack.pool] = None
+    s.tend(pod.rack.pool)
 
 
 def settled(s: State, event: PodSettled) -> None:
@@ -308,4 +312,4 @@ def settled(s: State, event: PodSettled) -> None:
         if pod.owner is not None:
             s.feed_owner(pod.rack.pool, pod.owner)
         if pod.rack.stale:
-            s.untended[pod.rack.pool] = None
+            s.tend(pod.rack.pool)

@@ -61,6 +61,7 @@ from firepool_broker.core.ids import JobId, PodName
 from firepool_broker.core.jobs import JobRecord
 from firepool_broker.core.pods import PodRecord
 from firepool_broker.core.racks import PoolRecord
+from firepool_broker.core.records import Record
 from firepool_broker.core.state import State
 from firepool_broker.core.story import DEFAULT_CAPACITY
 
@@ -74,14 +75,15 @@ SLICE = 256
 class Engine:
     """Firepool's whole decision-making. Both shells drive it: the real one and the simulated one."""
 
-    __slots__ = ("_reconcile_at", "_state", "_tick_at", "_wake_at")
+    __slots__ = ("_reconcile", "_state", "_tick", "_wake_at")
 
     def __init__(self, *, story_capacity: int = DEFAULT_CAPACITY) -> None:
         self._state = State(story_capacity)
         #: The earliest wake-up that was asked for and has not come.
         self._wake_at = inf
-        self._tick_at = inf
-        self._reconcile_at = inf
+        #: Timers that belong to no job, pod or pool.
+        self._tick = Record("fallback tick")
+        self._reconcile = Record("reconcile")
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one fact and answer with what shall be done.
@@ -100,28 +102,14 @@ class Engine:
         if now > s.now:
             s.now = s.story.now = now
         s.story.cause = type(event).__name__
-        self._route(s, event)
-        self._follow_up(s)
-        effects = s.out[:]
-        s.out.clear()
-        return effects
-
-    # -- the rooms --------------------------------------------------------------------------------------------------
-
-    def _route(self, s: State, event: Event) -> None:
-        """Hot events first: a match is tried from top to bottom."""
+        # Hot events first: a match is tried from top to bottom.
         match event:
             case JobSubmitted():
                 admission.submit(s, event.ask)
             case LeasePrepared():
                 starts.prepared(s, event)
             case Committed():
-                lease = starts.committed(s, event.attempt)
-                if lease is not None:
-                    if lease.job.cancel is not None or lease.cause is not None:
-                        endings.committed_in_vain(s, lease)
-                    else:
-                        starts.launch(s, lease)
+                endings.committed(s, event.attempt)
             case Launched():
                 starts.launched(s, event)
             case FirstInstruction():
@@ -132,6 +120,45 @@ class Engine:
                 endings.end_committed(s, event.attempt)
             case ResetClean():
                 endings.reset_clean(s, event)
+            case _:
+                self._route(s, event)
+        if s.stirred or s.timers.earliest <= s.now:
+            self._follow_up(s)
+        if s.stirred or s.timers.earliest < self._wake_at:
+            self._ask_to_be_woken(s)
+        effects = s.out[:]
+        s.out.clear()
+        return effects
+
+    # -- the rooms --------------------------------------------------------------------------------------------------
+
+    def _route(
+        self,
+        s: State,
+        event: Woke
+        | JobStored
+        | PodReady
+        | PodGone
+        | PodSettled
+        | ClientRenewed
+        | CancelRequested
+        | DependencyEnded
+        | JobStoreFailed
+        | LeasePrepareFailed
+        | CommitLost
+        | CommitUnknown
+        | LaunchFailed
+        | EndCommitFailed
+        | ResetUnclean
+        | PodCreateFailed
+        | PodUnreachable
+        | PodReachable
+        | AttemptProbed
+        | PoolsConfigured
+        | CallerLimited
+        | BrokerStarted,
+    ) -> None:
+        match event:
             case Woke():
                 self._woke(s)
             case JobStored():
@@ -144,30 +171,6 @@ class Engine:
                 endings.settled(s, event)
             case ClientRenewed():
                 cancels.renewed(s, event)
-            case _:
-                self._route_rare(s, event)
-
-    def _route_rare(
-        self,
-        s: State,
-        event: PoolsConfigured
-        | CallerLimited
-        | BrokerStarted
-        | JobStoreFailed
-        | DependencyEnded
-        | CancelRequested
-        | LeasePrepareFailed
-        | CommitLost
-        | CommitUnknown
-        | LaunchFailed
-        | EndCommitFailed
-        | ResetUnclean
-        | PodCreateFailed
-        | PodUnreachable
-        | PodReachable
-        | AttemptProbed,
-    ) -> None:
-        match event:
             case CancelRequested():
                 cancels.requested(s, event)
             case DependencyEnded():
@@ -200,59 +203,65 @@ class Engine:
                 configuring.caller(s, event)
             case BrokerStarted():
                 recovery.started(s, event)
-                self._reconcile_at = s.now + RECONCILE_S
+                s.timers.arm(self._reconcile, s.now + RECONCILE_S)
             case _:
                 assert_never(event)
 
     def _woke(self, s: State) -> None:
         if s.now >= self._wake_at:
             self._wake_at = inf
-        if s.now >= self._tick_at:
-            self._tick_at = inf
-            self._fire_timers(s)
-            dispatch.feed_all(s, SLICE)
-            if not s.hungry_pools and not s.hungry_owners:
-                dispatch.tick(s)
-                if dispatch.feed_all(s, SLICE):
-                    s.ticks_that_helped += 1
-        if s.now >= self._reconcile_at:
-            self._reconcile_at = s.now + RECONCILE_S
-            s.untended.update(dict.fromkeys(s.tracker.pools.values()))
 
     # -- what every call does ---------------------------------------------------------------------------------------
 
     def _follow_up(self, s: State) -> None:
-        """Timers, dispatch, pools, then the next wake-up."""
-        now = s.now
-        if s.store_by and s.store_by[0][0] <= now:
+        """Timers, then who became placeable, then the pools."""
+        s.stirred = False
+        if s.store_by and s.store_by[0][0] <= s.now:
             starts.store_late(s)
         self._fire_timers(s)
         if s.finished:
             self._tell_dependents(s)
         if s.dooming:
             admission.doom_some(s, SLICE)
-        while s.rearming and not s.out:
-            podlife.on_timer(s, s.rearming.popleft())
+        if s.rearming:
+            self._rearm_some(s)
         if s.hungry_owners or s.hungry_pools:
             dispatch.feed_all(s, SLICE)
         if s.untended:
             self._tend(s)
-        due = self._next_due(s)
-        if due < self._wake_at:
-            self._wake_at = due
-            s.emit(WakeAt(due))
+        if s.waiting and not self._tick.slot:
+            s.timers.arm(self._tick, s.now + TICK_S)
+        s.stirred = bool(s.hungry_pools or s.hungry_owners or s.untended or s.dooming or s.rearming or s.finished)
 
     def _fire_timers(self, s: State) -> None:
-        if s.timers.next() > s.now:
-            return
         for record in s.timers.due(s.now, SLICE):
             if isinstance(record, JobRecord):
                 cancels.on_timer(s, record)
             elif isinstance(record, PodRecord):
                 podlife.on_timer(s, record)
             elif isinstance(record, PoolRecord):
-                s.untended[record] = None
+                s.tend(record)
                 s.feed(record)
+            elif record is self._tick:
+                self._fall_back(s)
+            else:
+                s.timers.arm(self._reconcile, s.now + RECONCILE_S)
+                for pool in s.tracker.pools.values():
+                    s.tend(pool)
+        if s.store_by and s.store_by[0][0] < s.timers.earliest:
+            s.timers.earliest = s.store_by[0][0]
+
+    def _fall_back(self, s: State) -> None:
+        """The 3 s tick: after everything that events asked for, look at everybody who waits."""
+        dispatch.feed_all(s, SLICE)
+        if not s.hungry_pools and not s.hungry_owners:
+            dispatch.tick(s)
+            if dispatch.feed_all(s, SLICE):
+                s.ticks_that_helped += 1
+
+    def _rearm_some(self, s: State) -> None:
+        for _ in range(min(SLICE, len(s.rearming))):
+            podlife.on_timer(s, s.rearming.popleft())
 
     def _tell_dependents(self, s: State) -> None:
         while s.finished:
@@ -270,17 +279,12 @@ class Engine:
                 again.append(pool)
         s.untended.update(dict.fromkeys(again))
 
-    def _next_due(self, s: State) -> float:
-        if s.hungry_pools or s.hungry_owners or s.untended or s.dooming or s.rearming or s.finished:
-            return s.now
-        due = s.timers.next()
-        if s.store_by and s.store_by[0][0] < due:
-            due = s.store_by[0][0]
-        if s.waiting:
-            if self._tick_at is inf:
-                self._tick_at = s.now + TICK_S
-            due = min(due, self._tick_at)
-        return min(due, self._reconcile_at)
+    def _ask_to_be_woken(self, s: State) -> None:
+        """Only an earlier time than the one that was asked for is asked for; unfinished slices go on at once."""
+        due = s.now if s.stirred else s.timers.earliest
+        if due < self._wake_at:
+            self._wake_at = due
+            s.emit(WakeAt(due))
 
     # -- read-only views --------------------------------------------------------------------------------------------
 

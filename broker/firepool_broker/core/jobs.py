@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from firepool_broker.core.asks import Ask, Failure
 from firepool_broker.core.effects import CommitEnd
-from firepool_broker.core.ids import JobId
+from firepool_broker.core.ids import JobId, attempt_id
 from firepool_broker.core.records import Record
 from firepool_wire.words import JobState, Path, WhyNotWarmer
 
@@ -45,6 +45,10 @@ EDGES: dict[tuple[JobState | None, JobState], str] = {
 }
 
 
+#: Shared by all jobs that wait for nobody; never written to.
+_NOTHING: dict[JobId, None] = {}
+
+
 class Row(IntEnum):
     """What the store has of the job."""
 
@@ -52,6 +56,12 @@ class Row(IntEnum):
     #: An insert is on its way.
     WRITING = 1
     STORED = 2
+
+
+#: state → states that may follow.
+NEXT: dict[JobState | None, frozenset[JobState]] = {
+    state: frozenset(to for (start, to) in EDGES if start is state) for state in (None, *JobState)
+}
 
 
 class JobRecord(Record):
@@ -63,6 +73,7 @@ class JobRecord(Record):
         "ask",
         "at_accepted",
         "at_queued",
+        "attempt",
         "cancel",
         "client_until",
         "end",
@@ -114,6 +125,8 @@ class JobRecord(Record):
         self.version = 0
         self.accepted = False
         self.retry_count = 0
+        #: Id of its present or next attempt; follows `retry_count` (`next_attempt`).
+        self.attempt = attempt_id(ask.job, 0)
         self.infra_retries = 0
         self.lease: Lease | None = None
         #: Where it waits; None = not waiting for pods.
@@ -137,10 +150,15 @@ class JobRecord(Record):
         self.queue_until = inf
         self.client_until = inf
         #: Jobs whose results it still waits for (a dict serves as an ordered set).
-        self.waits_for: dict[JobId, None] = {}
+        self.waits_for: dict[JobId, None] = _NOTHING
         #: Milestones on the engine's clock; −1 = not reached.
         self.at_accepted = -1.0
         self.at_queued = -1.0
+
+    def next_attempt(self, retry_count: int, infra_retries: int) -> None:
+        """Count retries; every re-queue raises the count, so an attempt id never repeats (S41)."""
+        self.retry_count, self.infra_retries = retry_count, infra_retries
+        self.attempt = attempt_id(self.id, retry_count)
 
     def due(self) -> float:
         """The earliest of its deadlines: what its one timer is armed for."""

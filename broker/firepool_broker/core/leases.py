@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from firepool_broker.core.asks import Exit, Failure
-from firepool_broker.core.ids import AttemptId
+from firepool_broker.core.ids import AttemptId, PodName
 from firepool_wire.words import Path, WhyNotWarmer
 
 if TYPE_CHECKING:
@@ -44,12 +44,21 @@ class Part(IntEnum):
     VERIFIED = 5
 
 
-_HOLD_ONE = (False,)
-
-
 class Lease:
     """A claimed pod set and the attempt that has it."""
 
+    path = Path.WARM
+    #: Boundary decision per pod, taken at claim time (spec §3).
+    retire_after: tuple[bool, ...] = (False,)
+    #: Per pod: it was made for single-use jobs, so an undone claim leaves it so.
+    dedicated: tuple[bool, ...] = (False,)
+    #: Names of its pods, in rank order.
+    names: tuple[PodName, ...]
+    #: How far each pod's part got (`Part`).
+    parts: list[Part]
+    #: Parts that are not over, and parts whose process tree is not proven gone.
+    open = 1
+    unverified = 1
     #: Why a warmer path was closed to this claim; the job keeps only the first such reason.
     why: WhyNotWarmer | None = None
     phase = Phase.PREPARING
@@ -83,22 +92,20 @@ class Lease:
         pods: "list[PodRecord]",
         now: float,
     ) -> None:
-        count = len(pods)
         self.job = job
         self.attempt = attempt
         #: In rank order; rank 0 is the coordinator.
         self.pods = pods
-        self.path = Path.WARM
-        #: Boundary decision per pod, taken at claim time (spec §3).
-        self.retire_after: tuple[bool, ...] = _HOLD_ONE
-        #: Per pod: it was made for single-use jobs, so an undone claim leaves it so.
-        self.dedicated: tuple[bool, ...] = _HOLD_ONE
-        self.parts: list[Part] = [Part.CLAIMED] * count
-        self.exits: list[Exit | None] = [None] * count
-        #: Parts that are not over, and parts whose process tree is not proven gone.
-        self.open = count
-        self.unverified = count
         self.at_claimed = now
+        if len(pods) != 1:
+            self.open = self.unverified = len(pods)
+
+    def begin(self) -> None:
+        """The saga begins: keep track of every part."""
+        count = len(self.pods)
+        self.parts = [Part.CLAIMED] * count
+        self.exits: list[Exit | None] = [None] * count
+        self.names = (self.pods[0].name,) if count == 1 else tuple([pod.name for pod in self.pods])
 
     def __repr__(self) -> str:
         return f"<lease {self.attempt} {self.phase.name} open={self.open}>"

@@ -46,7 +46,7 @@ def on_ready(s: State, event: PodReady) -> None:
         s.timers.arm(pod, s.now + pool.pool.idle_timeout_s)
     admission.doom_too_isolated(s, pool)
     s.feed(pool)
-    s.untended[pool] = None
+    s.tend(pool)
 
 
 def on_create_failed(s: State, event: PodCreateFailed) -> None:
@@ -78,7 +78,7 @@ def on_gone(s: State, event: PodGone) -> None:
         endings.pod_gone(s, lease, rank, event)
     for former, place in s.former.pop(event.pod, ()):
         endings.pod_gone(s, former, place, event)
-    s.untended[pool] = None
+    s.tend(pool)
     s.feed(pool)
 
 
@@ -91,7 +91,7 @@ def on_unreachable(s: State, event: PodUnreachable) -> None:
     state = pod.state
     if state in (IDLE, HELD):
         retire(s, pod, f"its agent does not answer: {event.why}")
-        s.untended[pod.rack.pool] = None
+        s.tend(pod.rack.pool)
     elif state in (ASSIGNED, RUNNING):
         pod.strikes += 1
         if pod.unreachable_since < 0:
@@ -143,11 +143,11 @@ def _too_long(s: State, pod: PodRecord) -> None:
         _creation_failed(s, pool)
     elif state is IDLE:
         s.tracker.expire_idle(pod)
-        s.untended[pool] = None
+        s.tend(pool)
     elif state is HELD:
         if not pod.rack.stale:
             retire(s, pod, "hold expired")
-        s.untended[pool] = None
+        s.tend(pool)
     elif state is RETIRING:
         pod.deleted_at = s.now
         s.timers.arm(pod, s.now + DELETE_AGAIN_S)
@@ -163,7 +163,7 @@ def _creation_failed(s: State, pool: PoolRecord) -> None:
     pool.create_failures += 1
     wait = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2.0 ** min(pool.create_failures - 1, 16))
     pool.create_not_before = s.now + wait
-    s.untended[pool] = None
+    s.tend(pool)
 
 
 def _hopeless(s: State, pool: PoolRecord, reason: Failure) -> None:

@@ -24,7 +24,7 @@ def wait(s: State, job: JobRecord) -> None:
         rows.store(s, job, QUEUED)
     if job.not_before <= s.now:
         _push(s, job)
-    s.timers.arm(job, job.due())
+    s.timers.arm_by(job, job.due())
 
 
 def leave(s: State, job: JobRecord) -> None:
@@ -50,16 +50,18 @@ def end_waiting(s: State, job: JobRecord, cause: Failure) -> None:
         forget(s, job, cause)
         return
     rows.commit_end(s, job, rows.Verdict(rows.end_state(cause), cause), None)
-    s.timers.arm(job, job.due())
+    s.timers.arm_by(job, job.due())
 
 
 def forget(s: State, job: JobRecord, cause: Failure | None) -> None:
     """The job is over: nothing of it stays but its story; those that wait for its result hear of it."""
     leave(s, job)
     s.timers.disarm(job)
-    s.jobs.pop(job.id, None)
+    if s.jobs.pop(job.id, None) is not None:
+        s.story.bury(job)
     if job.id in s.dependents:
         s.finished.append((job.id, cause))
+        s.stirred = True
 
 
 def never_servable(pool: PoolRecord, pods: int) -> Failure | None:
@@ -102,4 +104,4 @@ def _push(s: State, job: JobRecord) -> None:
     ):
         pool.queue.park(lane)
     s.waiting += 1
-    s.untended[pool] = None
+    s.tend(pool)

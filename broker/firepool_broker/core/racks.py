@@ -120,6 +120,7 @@ class PoolRecord(Record):
         "floor",
         "hold_s",
         "matched",
+        "open",
         "physical",
         "pool",
         "processors",
@@ -175,16 +176,12 @@ class PoolRecord(Record):
         self.ceiling = pool.max_pods
         self.floor = pool.min_count
         self.hold_s = pool.hold_s
+        self.open = pool.enabled and not self.removed
 
     @property
     def sku(self) -> Sku:
         """The pool's name."""
         return self.pool.sku
-
-    @property
-    def open(self) -> bool:
-        """Whether the pool serves jobs."""
-        return self.pool.enabled and not self.removed
 
     @property
     def stale(self) -> int:

@@ -10,7 +10,7 @@ from firepool_broker.core.asks import Binding, FoundJob, FoundPod
 from firepool_broker.core.effects import FollowAttempt, ProbeAttempt, ResetPod, StopAttempt
 from firepool_broker.core.errors import failure
 from firepool_broker.core.events import AttemptProbed, BrokerStarted, PodGone
-from firepool_broker.core.ids import PodName, Sku, attempt_id
+from firepool_broker.core.ids import PodName, Sku
 from firepool_broker.core.jobs import PENDING, QUEUED, RUNNING, JobRecord, Row
 from firepool_broker.core.leases import Lease, Part, Phase
 from firepool_broker.core.pods import RUNNING as POD_RUNNING
@@ -38,7 +38,7 @@ def started(s: State, event: BrokerStarted) -> None:
         _miss(s, lease, {pod.pod for pod in event.pods})
     s.started = True
     for pool in s.tracker.pools.values():
-        s.untended[pool] = None
+        s.tend(pool)
         s.feed(pool)
         for owner in pool.queue.by_caller:
             s.feed_owner(pool, owner)
@@ -54,7 +54,7 @@ def _job(s: State, found: FoundJob, bound: dict[PodName, Binding], places: _Plac
     job = JobRecord(ask, pool, s.quota.of(ask.caller), strength)
     s.jobs[ask.job] = job
     job.state, job.row, job.version, job.accepted = found.state, Row.STORED, found.version, True
-    job.retry_count, job.infra_retries = found.retry_count, found.infra_retries
+    job.next_attempt(found.retry_count, found.infra_retries)
     s.story.note(job, f"found {found.state}")
     if ask.client_lease_s is not None:
         job.client_until = s.now + ask.client_lease_s
@@ -68,7 +68,7 @@ def _job(s: State, found: FoundJob, bound: dict[PodName, Binding], places: _Plac
         job.waits_for = dict.fromkeys(ask.depends)
         for dependency in job.waits_for:
             s.dependents.setdefault(dependency, {})[job.id] = None
-        s.timers.arm(job, job.due())
+        s.timers.arm_by(job, job.due())
     else:
         if found.state is PENDING:
             s.move(job, QUEUED)
@@ -81,11 +81,12 @@ def _job(s: State, found: FoundJob, bound: dict[PodName, Binding], places: _Plac
 
 def _lease(s: State, job: JobRecord, found: FoundJob, bound: dict[PodName, Binding], places: _Places) -> None:
     """The running attempt with a stand-in for each pod, until the pod itself is found."""
-    attempt = attempt_id(job.id, found.retry_count)
+    attempt = job.attempt
     names = found.pods or (PodName(f"{job.id} without a binding"),)
     stand_ins = [PodRecord(name, job.pool.rack, s.now) for name in names]
     flags = tuple(found.retire_after or (name in bound and bound[name].retire_after) for name in names)
     lease = Lease(job, attempt, stand_ins, s.now)
+    lease.begin()
     lease.path, lease.retire_after = found.path or witnesses.UNKNOWN_PATH, flags
     lease.dedicated = (False,) * len(names)
     lease.phase = Phase.RUNNING
@@ -165,7 +166,7 @@ def _pool(s: State, sku: Sku) -> PoolRecord:
     pool = s.tracker.pools.get(sku)
     if pool is None:
         pool = s.tracker.open_pool(Pool(sku=sku, enabled=False, min_count=0))
-        pool.removed = True
+        pool.removed, pool.open = True, False
     return pool
 
 
@@ -212,7 +213,7 @@ def _live(s: State, lease: Lease, pod: PodRecord) -> None:
     if lease.cause is not None:
         s.emit(StopAttempt(lease.attempt, pod.name, lease.cause))
         lease.stop_by = s.now + endings.STOP_WAIT_S
-        s.timers.arm(lease.job, lease.job.due())
+        s.timers.arm_by(lease.job, lease.stop_by)
 
 
 def _unreachable(s: State, pod: PodRecord, why: str) -> None:

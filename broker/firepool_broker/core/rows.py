@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from firepool_broker.core.asks import Exit, Failure
 from firepool_broker.core.effects import Accept, CommitEnd, CommitStart, Notify, Refuse, StoreJob
-from firepool_broker.core.ids import JobId, attempt_id
+from firepool_broker.core.ids import JobId
 from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, JobRecord, Row
 from firepool_broker.core.leases import Lease, Phase
 from firepool_broker.core.state import State
@@ -59,7 +59,7 @@ def commit_start(s: State, lease: Lease) -> None:
             lease.attempt,
             lease.insert,
             job.version,
-            tuple([pod.name for pod in lease.pods]),
+            lease.names,
             lease.path,
             job.why.value if job.why is not None else "",
             lease.retire_after,
@@ -84,7 +84,7 @@ def commit_end(s: State, job: JobRecord, verdict: Verdict, ended: Exit | None) -
     lease = job.lease
     requeue = verdict.state is QUEUED
     end = CommitEnd(
-        lease.attempt if lease is not None else attempt_id(job.id, job.retry_count),
+        job.attempt,
         job.version,
         verdict.state,
         ended,

@@ -4,6 +4,8 @@ No user code runs before the commit. A failed prepare retires the pods, a lost c
 commit is read back before anything is returned or launched; what goes wrong after the commit ends the attempt (`endings`).
 """
 
+from math import inf
+
 from firepool_broker.core import claims, fleet, queueing, rows
 from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import AbandonLease, LaunchAttempt, MarkRunning, Notify, PrepareLease, SettleCommit
@@ -47,7 +49,10 @@ def try_start(s: State, job: JobRecord) -> bool:
         return False
     if found.why is not None and job.why is None:
         job.why = found.why
-    queueing.leave(s, job)
+    if job.lane is not None:
+        queueing.leave(s, job)
+    job.queue_until = inf
+    found.begin()
     job.lease = found
     s.leases[found.attempt] = found
     ask = job.ask
@@ -55,11 +60,12 @@ def try_start(s: State, job: JobRecord) -> bool:
     for pod in found.pods:
         emit(PrepareLease(found.attempt, pod.name, ask.caller, ask.person, ask.queue, ask.tag))
     if job.row is Row.NONE:
-        s.store_by.append((s.now + STORE_AFTER_S, found))
-    if job.slot:
-        s.timers.arm(job, job.due())
+        due = s.now + STORE_AFTER_S
+        s.store_by.append((due, found))
+        if due < s.timers.earliest:
+            s.timers.earliest = due
     if job.pool.floor or job.single_use:
-        s.untended[job.pool] = None
+        s.tend(job.pool)
     return True
 
 
@@ -117,7 +123,7 @@ def undo(s: State, lease: Lease) -> None:
         s.emit(AbandonLease(lease.attempt, pod.name))
         _back(s, pod)
     freed(s, job.usage)
-    s.untended[pool] = None
+    s.tend(pool)
     s.feed(pool)
 
 
@@ -152,10 +158,7 @@ def freed(s: State, usage: Usage) -> None:
 
 
 def committed(s: State, attempt: AttemptId) -> Lease | None:
-    """The start is durable: user code may run. Returns the lease if it shall be launched, None if there is nothing to do.
-
-    A cancelled job, and one that lost a pod meanwhile, is not launched: `endings.committed_in_vain` ends it.
-    """
+    """The start is durable: user code may run. Returns the lease; None for an answer that nobody waits for."""
     lease = s.leases.get(attempt)
     if lease is None or lease.phase not in (Phase.COMMITTING, Phase.SETTLING):
         return None
@@ -169,23 +172,23 @@ def committed(s: State, attempt: AttemptId) -> Lease | None:
     rows.accept(s, job)
     ask = job.ask
     emit = s.emit
-    for pod, retire_after in zip(lease.pods, lease.retire_after, strict=True):
+    for pod in lease.pods:
         if pod.lease is lease and pod.state is ASSIGNED:
             s.tracker.run(pod, ask.caller, job.key)
-            emit(MarkRunning(attempt, pod.name, ask.caller, ask.queue, ask.tag, retire_after))
+            emit(MarkRunning(attempt, pod.name, ask.caller, ask.queue, ask.tag, lease.retire_after[pod.rank]))
     return lease
 
 
 def launch(s: State, lease: Lease) -> None:
     """Release the attempt on all its pods, and begin to follow it."""
     job = lease.job
-    s.emit(LaunchAttempt(lease.attempt, tuple([pod.name for pod in lease.pods])))
+    s.emit(LaunchAttempt(lease.attempt, lease.names))
     rows.notify(s, job)
     limit = job.ask.start_timeout_s
     limit = job.pool.pool.start_timeout_s if limit is None else limit
     if limit is not None:
         lease.start_by = s.now + limit
-    s.timers.arm(job, job.due())
+        s.timers.arm_by(job, lease.start_by)
 
 
 def commit_unknown(s: State, attempt: AttemptId) -> None:
@@ -261,4 +264,4 @@ def bound_run(s: State, lease: Lease) -> None:
     limit = job.pool.pool.run_timeout_s if limit is None else limit
     if limit is not None:
         lease.run_by = s.now + limit + RUN_MARGIN_S
-    s.timers.arm(job, job.due())
+        s.timers.arm_by(job, lease.run_by)

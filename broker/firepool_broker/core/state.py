@@ -9,7 +9,7 @@ from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import Effect
 from firepool_broker.core.errors import InvalidTransition
 from firepool_broker.core.ids import AttemptId, Caller, JobId, PodName
-from firepool_broker.core.jobs import EDGES, JobRecord
+from firepool_broker.core.jobs import NEXT, JobRecord
 from firepool_broker.core.leases import Lease
 from firepool_broker.core.pods import PodRecord
 from firepool_broker.core.quota import Quota
@@ -41,6 +41,7 @@ class State:
         "quota",
         "rearming",
         "started",
+        "stirred",
         "store_by",
         "story",
         "ticks_that_helped",
@@ -79,6 +80,8 @@ class State:
         #: Jobs to fail and idle pods to time anew after a change of configuration, worked off in slices.
         self.dooming: deque[tuple[JobRecord, Failure]] = deque()
         self.rearming: deque[PodRecord] = deque()
+        #: Something above waits to be looked at in this call, or in the next.
+        self.stirred = False
         self.started = False
         self.configured = False
         #: Pods made so far, and when this broker was born: together a pod name that no other broker's life repeats.
@@ -89,7 +92,7 @@ class State:
 
     def move(self, job: JobRecord, to: JobState) -> None:
         """Take an edge of the job's table."""
-        if (job.state, to) not in EDGES:
+        if to not in NEXT[job.state]:
             raise InvalidTransition(f"job {job.id}: no edge {job.state} -> {to}", self.story.of(job.id, job))
         job.state = to
         self.story.note(job, to)
@@ -108,8 +111,15 @@ class State:
         """Somebody in this pool may be placeable now."""
         if pool.queue.jobs:
             self.hungry_pools[pool] = None
+            self.stirred = True
 
     def feed_owner(self, pool: PoolRecord, owner: Caller) -> None:
         """A job of this owner may be placeable on its held pods now."""
         if pool.queue.jobs and owner in pool.queue.by_caller:
             self.hungry_owners[pool, owner] = None
+            self.stirred = True
+
+    def tend(self, pool: PoolRecord) -> None:
+        """The pool's counts call for the controller."""
+        self.untended[pool] = None
+        self.stirred = True

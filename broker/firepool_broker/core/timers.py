@@ -18,20 +18,20 @@ SLOTS_PER_S = 16
 class Timers:
     """The wheel: slot index → records, and the slots in order."""
 
-    __slots__ = ("_order", "_slots")
+    __slots__ = ("_order", "_slots", "earliest")
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[Record, None]] = {}
         self._order: list[int] = []
+        #: Nothing is due before this time (seconds); a bound that may be too early, never too late.
+        self.earliest = inf
 
     def arm(self, record: Record, due: float) -> None:
         """Fire the record at `due` (seconds on the engine's clock), instead of whenever it was due before."""
         if due == inf:
             self.disarm(record)
             return
-        index = ceil(due * SLOTS_PER_S)
-        if index < 1:
-            index = 1
+        index = max(1, ceil(due * SLOTS_PER_S))
         old = record.slot
         if old == index:
             return
@@ -41,6 +41,8 @@ class Timers:
         if slot is None:
             self._slots[index] = {record: None}
             heappush(self._order, index)
+            if index < self.earliest * SLOTS_PER_S:
+                self.earliest = index / SLOTS_PER_S
         else:
             slot[record] = None
         record.slot = index
@@ -73,14 +75,13 @@ class Timers:
                 taken.append(record)
             if not slot:
                 del self._slots[heappop(order)]
+        self.next()
         return taken
 
     def next(self) -> float:
         """When `due` must be called next; infinite when nothing is armed."""
         order = self._order
-        while order:
-            index = order[0]
-            if self._slots[index]:
-                return index / SLOTS_PER_S
+        while order and not self._slots[order[0]]:
             del self._slots[heappop(order)]
-        return inf
+        self.earliest = order[0] / SLOTS_PER_S if order else inf
+        return self.earliest

@@ -129,17 +129,25 @@ class Tracker:
         self._bind(pod, lease, rank)
 
     def take_held(self, pod: PodRecord, lease: Lease, rank: int) -> None:
-        """Claim a held pod for its owner."""
-        self._edge(pod, ASSIGNED)
-        rack = pod.rack
-        assert pod.owner is not None
-        shelf = rack.shelves[pod.owner]
+        """Claim a held pod for its owner. The hot path of every loop: what other moves call is written out here."""
+        if pod.state is not HELD:
+            self._edge(pod, ASSIGNED)
+        pod.state = ASSIGNED
+        self.story.note(pod, ASSIGNED)
+        rack, owner = pod.rack, pod.owner
+        assert owner is not None
+        shelf = rack.shelves[owner]
         shelf.take(pod)
         counts = rack.counts
         counts[_HELD] -= 1
         counts[_ASSIGNED] += 1
-        self._unhold(rack, shelf)
-        self._bind(pod, lease, rank)
+        if rack.pool.queue.warm_pods:
+            self._unmatch(rack, shelf)
+        shelf.held -= 1
+        pod.lease = lease
+        pod.rank = rank
+        for card in pod.cards:
+            self.serving[card] = pod
 
     def dedicate(self, pod: PodRecord) -> None:
         """A claimed never-used pod serves a single-use job and is deleted after it: it leaves the warm categories."""
@@ -259,6 +267,7 @@ class Tracker:
         self._unbind(pod)
         self.timers.disarm(pod)
         del self.pods[pod.name]
+        self.story.bury(pod)
         rack = pod.rack
         if rack.stale and not rack.total:
             pool.racks.pop(rack.template, None)
@@ -315,11 +324,11 @@ class Tracker:
         if pool.queue.warm_pods and rack is pool.rack and pool.queue.pods_by_caller.get(shelf.owner, 0) >= shelf.held:
             pool.matched += 1
 
-    def _unhold(self, rack: Rack, shelf: Shelf) -> None:
+    def _unmatch(self, rack: Rack, shelf: Shelf) -> None:
+        """One of the owner's held pods is about to be none."""
         pool = rack.pool
-        if pool.queue.warm_pods and rack is pool.rack and pool.queue.pods_by_caller.get(shelf.owner, 0) >= shelf.held:
+        if rack is pool.rack and pool.queue.pods_by_caller.get(shelf.owner, 0) >= shelf.held:
             pool.matched -= 1
-        shelf.held -= 1
 
     def _leave(self, pod: PodRecord, state: PodState) -> None:
         """Take the pod out of its category and of every claim index."""
@@ -339,4 +348,5 @@ class Tracker:
             shelf = rack.shelves[pod.owner]
             if state is HELD and not pod.settling:
                 shelf.take(pod)
-            self._unhold(rack, shelf)
+            self._unmatch(rack, shelf)
+            shelf.held -= 1
