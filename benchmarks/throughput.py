@@ -21,16 +21,18 @@ from benchmarks.venue import Venue, pool
 
 NAME = "throughput"
 
-SKU, UNTRUSTED = "jobs", "judge"
+JOBS, MAP, JUDGE = "jobs", "map", "judge"
 #: One a core of the machine that the bars are for; the pool of processes and the evaluator have as many workers.
 WORKERS = 2
+#: Pods for single jobs: between two jobs a pod waits for others (a reset, a fork, a commit), and the cores go on with the rest.
+JOB_PODS = 4
 CHUNK = 16
 BODY_S = 0.001
 #: Seconds that a candidate may run in either evaluator.
 TIMEOUT_S = 10.0
 
 
-@firepool.remote(sku=SKU, lease_tag="loop", ship="value")
+@firepool.remote(sku=JOBS, lease_tag="loop", ship="value")
 def nothing() -> None:
     """A job that does nothing."""
 
@@ -43,8 +45,8 @@ def body(seconds: float) -> float:
     return seconds
 
 
-mapped = firepool.remote(sku=SKU, lease_tag="loop", ship="value")(body)
-judge = firepool.remote(sku=UNTRUSTED, lease_tag="loop", ship="value", untrusted=True, run_timeout_s=TIMEOUT_S)(
+mapped = firepool.remote(sku=MAP, lease_tag="loop", ship="value")(body)
+judge = firepool.remote(sku=JUDGE, lease_tag="loop", ship="value", untrusted=True, run_timeout_s=TIMEOUT_S)(
     humaneval.judge
 )
 
@@ -155,15 +157,18 @@ def measure_humaneval(ctx: Context) -> None:
 
 def run(ctx: Context) -> None:
     """Measure and report."""
-    tables = pool(SKU, pods=WORKERS, ready=WORKERS) + pool(UNTRUSTED, pods=WORKERS, ready=WORKERS, untrusted=True)
-    with Venue(tables) as venue:
-        for sku in (SKU, UNTRUSTED):
-            venue.await_pods(sku, lambda seen: sum(pod["state"] == "idle" for pod in seen) == WORKERS)
+    pods = {JOBS: JOB_PODS, MAP: WORKERS, JUDGE: WORKERS}
+    tables = (pool(sku, pods=count, ready=count, untrusted=sku == JUDGE) for sku, count in pods.items())
+    with Venue("".join(tables)) as venue:
+        for sku, count in pods.items():
+            venue.await_idle(sku, count)
         measure_jobs(ctx)
         measure_map(ctx)
         measure_humaneval(ctx)
     ctx.report.bar("jobs_per_s", ">=", 200)
     ctx.report.bar("map_ratio", ">=", 0.5)
     ctx.report.bar("humaneval_ratio", "<=", 1.0)
-    ctx.report.note(f"{WORKERS} pods of one core; everything (SDK, broker, agents, jobs) runs on this machine's cores.")
+    ctx.report.note(
+        f"{JOB_PODS} pods for single jobs, {WORKERS} for maps and for programs; everything (SDK, broker, agents) shares this machine's cores."
+    )
     ctx.report.note(f"The body of an item sleeps {BODY_S * 1e3:g} ms; each item of ours is a process of its own.")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -98,13 +97,13 @@ class Venue:
             found = api.get("/v1/version")["interpreters"]
         return next(str(entry["python"]) for entry in found if entry["sku"] == sku)
 
-    def await_pods(self, sku: str, right: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 30.0) -> None:
-        """Return once the pool's pods are as wanted. Raises: TimeoutError."""
+    def await_idle(self, sku: str, count: int, timeout_s: float = 30.0) -> None:
+        """Return once the pool has this many idle pods. Raises: TimeoutError."""
         deadline = time.monotonic() + timeout_s
         with Target(self.address, self.token, "").connect() as api:
-            while not right(api.get("/v1/pods", sku=sku)["pods"]):
+            while sum(pod["state"] == "idle" for pod in api.get("/v1/pods", sku=sku)["pods"]) < count:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"the pods of {sku} did not become as wanted within {timeout_s:g} s")
+                    raise TimeoutError(f"pool {sku} had not {count} idle pods within {timeout_s:g} s")
                 time.sleep(0.01)
 
     def __exit__(

@@ -33,6 +33,8 @@ class Events:
         self._seq: int | None = None
         self._connection: Connection | None = None
         self._closed = False
+        #: When the broker last said something, on the monotonic clock.
+        self._heard_at = 0.0
         #: Set once the stream stands: what is submitted from then on cannot be missed.
         self.listening = threading.Event()
         #: Why the first try failed, for `init`.
@@ -50,23 +52,26 @@ class Events:
             self._connection.close()
 
     def _run(self) -> None:
-        pause, silent_since, complained = _FIRST_PAUSE_S, monotonic(), False
+        pause, tried_at, complained_at = _FIRST_PAUSE_S, 0.0, 0.0
+        self._heard_at = monotonic()
         while not self._closed:
+            tried_at = monotonic()
             try:
-                if self._listen():
-                    pause, silent_since, complained = _FIRST_PAUSE_S, monotonic(), False
+                self._listen()
             except (Disconnected, FirepoolError, ValueError) as why:
+                if self._session.closed:
+                    return
                 if isinstance(why, FirepoolError) and not why.retryable:
                     self._give_up(why)
                     return
                 if self._session.broker_is_gone():
                     return
-                if monotonic() - silent_since > _COMPLAIN_S and not complained:
-                    complained = True
+                if monotonic() - self._heard_at > _COMPLAIN_S and complained_at < self._heard_at:
+                    complained_at = monotonic()
                     self._session.note(f"no broker answers at {self._session.api.target.address} ({why}); still trying")
             if self._closed or self._session.api.closing.wait(pause):
                 return
-            pause = min(pause * 2, _MAX_PAUSE_S)
+            pause = _FIRST_PAUSE_S if self._heard_at > tried_at else min(pause * 2, _MAX_PAUSE_S)
 
     def _give_up(self, why: FirepoolError) -> None:
         """The broker refuses to tell (a revoked token, say): nothing that waits can ever end."""
@@ -74,21 +79,19 @@ class Events:
         self.listening.set()
         self._session.lose_all(why)
 
-    def _listen(self) -> bool:
-        """Read until the stream ends. Whether it stood at all."""
+    def _listen(self) -> None:
+        """Read until the stream ends."""
         query = f"?client={self._session.client}" + ("" if self._seq is None else f"&from={self._seq}")
         with self._session.api.stream("/v1/events" + query, silence_s=SILENCE_S) as (_, connection, pieces):
             self._connection = connection
             rest = b""
-            stood = False
             for piece in pieces:
+                self._heard_at = monotonic()
                 *lines, rest = (rest + piece).split(b"\n") if rest else piece.split(b"\n")
                 for line in lines:
                     if line:
                         self._line(json.loads(line))
-                stood = True
                 self.listening.set()
-            return stood
 
     def _line(self, line: dict[str, Any]) -> None:
         if "seq" in line and (line.get("terminal") or self._seq is None or line.get("heartbeat")):
