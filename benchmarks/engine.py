@@ -15,13 +15,12 @@ from time import perf_counter, thread_time
 
 from benchmarks.harness import Context
 from benchmarks.stats import median
-from benchmarks.tracker import PODS, SKUS, T0, ask, found_pods, pool, start_events
+from benchmarks.tracker import PODS, SKUS, T0, ask, broker_start, pool, start_events
 from firepool_broker.core.asks import Ask, Exit
 from firepool_broker.core.effects import DeletePod, Effect, PrepareLease, WakeAt
 from firepool_broker.core.engine import Engine
 from firepool_broker.core.events import (
     AttemptEnded,
-    BrokerStarted,
     Committed,
     EndCommitted,
     Event,
@@ -208,7 +207,7 @@ def start_s() -> float:
     """Seconds of the one `handle` that takes over 100,000 pods after a restart."""
     engine = Engine()
     engine.handle(PoolsConfigured(tuple(pool(n) for n in range(SKUS))), T0)
-    event = BrokerStarted(tuple(found_pods(PODS)))
+    event = broker_start(PODS)
     gc.collect()
     began = perf_counter()
     engine.handle(event, T0)

@@ -14,10 +14,10 @@ from time import perf_counter, perf_counter_ns, thread_time
 from benchmarks.harness import Context
 from benchmarks.stats import median, percentile
 from firepool_broker.core import claims
-from firepool_broker.core.asks import Ask, FoundPod, LastUse
+from firepool_broker.core.asks import Ask, Binding, FoundPod, LastUse
 from firepool_broker.core.engine import Engine
 from firepool_broker.core.events import BrokerStarted, CallerLimited, Event, PoolsConfigured
-from firepool_broker.core.ids import Caller, JobId, Person, PodName, Queue, ReuseTag, Sku, TemplateDigest
+from firepool_broker.core.ids import AttemptId, Caller, JobId, Person, PodName, Queue, ReuseTag, Sku, TemplateDigest
 from firepool_broker.core.jobs import JobRecord
 from firepool_broker.core.leases import Lease
 from firepool_broker.core.pools import CallerLimits, Pool, Shape
@@ -81,12 +81,23 @@ def found_pods(count: int, *, hold_s: float = 1e6) -> Iterable[FoundPod]:
         )
 
 
+def broker_start(count: int, *, hold_s: float = 1e6) -> BrokerStarted:
+    """What a starting broker finds: the pods, and for every used one the store's binding (without it, a used pod retires)."""
+    pods = tuple(found_pods(count, hold_s=hold_s))
+    bindings = tuple(
+        Binding(pod=pod.pod, attempt=AttemptId("before:0"), caller=used.caller, queue=used.queue, tag=used.tag)
+        for pod in pods
+        if (used := pod.agent) is not None
+    )
+    return BrokerStarted(pods, bindings=bindings)
+
+
 def start_events(count: int, *, idle_timeout_s: float = 1e6, hold_s: float = 1e6) -> Iterator[Event]:
     """What an engine is told at a start that finds `count` pods."""
     yield PoolsConfigured(tuple(pool(n, idle_timeout_s=idle_timeout_s, hold_s=hold_s) for n in range(SKUS)))
     for number in range(CALLERS):
         yield CallerLimited(caller(number), CallerLimits(max_pods=PODS, max_processors=PODS))
-    yield BrokerStarted(tuple(found_pods(count, hold_s=hold_s)))
+    yield broker_start(count, hold_s=hold_s)
 
 
 def fleet(count: int, *, story_capacity: int | None = None) -> Engine:
@@ -94,6 +105,8 @@ def fleet(count: int, *, story_capacity: int | None = None) -> Engine:
     engine = Engine() if story_capacity is None else Engine(story_capacity=story_capacity)
     for event in start_events(count):
         engine.handle(event, T0)
+    held = sum(view.held for view in engine.pool_views())
+    assert held == round(count * HELD_SHARE), f"{held} pods are held"
     return engine
 
 
