@@ -103,12 +103,10 @@ class Venue:
         """Run a Python program to its end; the job's body."""
         return self.command("python", "-c", code, **fields)
 
-    def start(self, *argv: str, **fields: Any) -> str:
-        """A command that runs now; its job's id."""
-        job = self.broker.submit({"entrypoint": {"argv": list(argv)}, **fields})
-        self.broker.until(
-            lambda: self.body(job)["state"] == "RUNNING" and self.body(job)["started_at"], f"start of {job}"
-        )
+    def start(self, code: str, **fields: Any) -> str:
+        """A shell program that runs now; its job's id."""
+        job = self.broker.submit({"entrypoint": {"argv": ["/bin/sh", "-c", f"echo runs; {code}"]}, **fields})
+        self.broker.until(lambda: "runs" in self.log({"id": job}), f"the start of {job}")
         return job
 
     def body(self, job: str) -> Any:
