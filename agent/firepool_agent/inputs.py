@@ -5,6 +5,7 @@ choice between going on in the forked interpreter and starting a fresh one.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ class Inputs:
             paths.append(layer_path(parts.config, layer.path))
         variables, dropped = env.compose(parts.config, launch.env, launch.injected)
         variables |= {"HOME": home, "TMPDIR": tmp, "PWD": work, "FIREPOOL_OUTPUT_DIR": f"{home}/{DIR_NAME}"}
+        if launch.run_timeout_s is not None:
+            # Wall clock, for `context().deadline`: everything slow (fetch, unpack, install) lies behind us here.
+            variables["FIREPOOL_DEADLINE"] = f"{time.time() + launch.run_timeout_s:.3f}"
         return cls(
             launch=launch,
             env=env.with_paths(variables, paths),

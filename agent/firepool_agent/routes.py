@@ -11,7 +11,7 @@ from firepool_agent.attempts import Attempts
 from firepool_agent.h1 import Answer, Request
 from firepool_agent.parts import Parts
 from firepool_wire.agentapi import Hello, Launch, Message, Prepare, Reset, Stats, Stop
-from firepool_wire.errors import BadRequest, NotFound
+from firepool_wire.errors import BadRequest, Internal, NotFound
 from firepool_wire.version import FIREPOOL, PROTOCOL
 
 _READ_BYTES = 256 * 1024
@@ -40,7 +40,9 @@ class Routes:
             case ("POST", "v1", "reset"):
                 return _message(self._attempts.reset(_read(Reset, await request.json())))
             case ("GET", "v1", "settled"):
-                await self._parts.resetter.settled()
+                if problems := await self._parts.resetter.settled():
+                    words = "; ".join(f"{p['what']} at {p['where']}: {p['detail']}" for p in problems)
+                    raise Internal(f"the pod's space did not come back after its reset: {words}", problems=problems)
                 return Answer()
             case ("GET", "v1", "stats"):
                 return _message(self._stats())

@@ -178,6 +178,20 @@ def test_a_settling_pod_is_held_but_claimable_only_when_its_bytes_are_free() -> 
     assert world.engine.job_view(JobId("k")).pods == (pod.pod,)  # type: ignore[union-attr]
 
 
+def test_s16_a_pod_whose_space_does_not_come_back_retires_and_the_job_goes_elsewhere() -> None:
+    world = running()
+    world.do("end")
+    world.do("reset", "settling")
+    world.do("write")
+    [pod] = world.engine.pod_views()
+    world.submit(an_ask("k"))
+    world.do("settle", "fail")
+    assert [effect.pod for effect in world.of(DeletePod)] == [pod.pod]  # type: ignore[attr-defined]
+    world.settle()
+    assert world.row("k").state is JobState.RUNNING
+    assert pod.pod not in world.engine.job_view(JobId("k")).pods  # type: ignore[union-attr]
+
+
 def test_s11_a_pod_retires_after_it_ran_once_across_a_tag() -> None:
     world = World([a_pool()])
     world.run(an_ask("a", tag="x"))

@@ -562,7 +562,10 @@ class World:
                 agent.last_user = _released(agent.last_user, self.now)
             if settling:
                 settled: Callable[[], list[Event]] = lambda: [PodSettled(pod)] if pod in self.agents else []  # noqa: E731
-                self.work.append(Work("settle", pod, {"ok": settled, "fail": settled}))
+                full: Callable[[], list[Event]] = lambda: (  # noqa: E731
+                    [ResetUnclean(pod, effect.attempt, "its space did not come back")] if pod in self.agents else []
+                )
+                self.work.append(Work("settle", pod, {"ok": settled, "fail": full}))
             return [ResetClean(pod, effect.attempt, settling)]
 
         def unclean() -> list[Event]:

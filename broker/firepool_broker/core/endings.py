@@ -298,7 +298,9 @@ def _hold(s: State, pod: PodRecord, settling: bool) -> None:
 def reset_unclean(s: State, event: ResetUnclean) -> None:
     """Not confirmed: the pod retires; the finished job keeps its result; a part that is not over waits for the pod's end."""
     pod = s.tracker.pods.get(event.pod)
-    if pod is None or pod.state is not RESETTING or (pod.lease is not None and pod.lease.attempt != event.attempt):
+    if pod is None or not (pod.state is RESETTING or pod.settling):
+        return
+    if pod.lease is not None and pod.lease.attempt != event.attempt:
         return
     fleet.retire(s, pod, f"unclean: {event.why}")
     s.tend(pod.rack.pool)

@@ -210,7 +210,7 @@ class PodSettled:
 
 @dataclass(frozen=True, slots=True)
 class ResetUnclean:
-    """Something could not be confirmed (or the agent did not answer): the pod retires."""
+    """Something could not be confirmed (or the agent did not answer), also while a clean pod settles: the pod retires."""
 
     pod: PodName
     attempt: AttemptId

@@ -232,17 +232,20 @@ class Calls:
         settling = report.settling_bytes > 0
         desk.emit(ResetClean(effect.pod, effect.attempt, settling, tuple(report.layers)))
         if settling:
-            await self._settle(pod, effect.pod)
+            await self._settle(pod, effect)
 
-    async def _settle(self, pod: LivePod, name: PodName) -> None:
+    async def _settle(self, pod: LivePod, effect: ResetPod) -> None:
         while not pod.gone.is_set():
             try:
                 await self._desk.parts.agents.settled(pod.address)
             except AgentUnreachable as error:
                 self._pods.strike(pod, "settled", error)
                 await asyncio.sleep(RETRY_S)
+            except FirepoolError as error:
+                self._desk.emit(ResetUnclean(effect.pod, effect.attempt, error.message))
+                return
             else:
-                self._desk.emit(PodSettled(name))
+                self._desk.emit(PodSettled(effect.pod))
                 return
 
     def ack(self, attempt: AttemptId, pods: list[PodName]) -> None:
