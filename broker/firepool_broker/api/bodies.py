@@ -89,7 +89,7 @@ def row_body(row: JobRow, waiting: WaitingBody | None = None) -> JobBody:
         "exit_code": facts.get("exit_code"),
         "signal": facts.get("signal"),
         "error": facts.get("error"),
-        "times": with_spans(times, row.submitted_at),
+        "times": with_spans(times, row.submitted_at, facts.get("launch_to_first_instruction_s")),
         "usage": _usage(facts),
         "dropped_env": list(facts.get("dropped_env") or ()),
         "outputs": outputs_of(row),
@@ -143,14 +143,21 @@ def outputs_of(row: JobRow) -> list[OutputBody]:
     ]
 
 
-def with_spans(times: dict[str, float], submitted_at: float) -> dict[str, float]:
-    """Milestones with the paper's spans (seconds) derived from them, as far as they were reached."""
+def with_spans(
+    times: dict[str, float], submitted_at: float, launch_to_first_s: float | None = None
+) -> dict[str, float]:
+    """Milestones with the paper's spans (seconds) derived from them, as far as they were reached.
+
+    `launch_to_first_s`: by the pod's own clock (the broker hears of a launch later than it happens).
+    """
     if not times:
         return {}
     out = {"submitted": submitted_at, **times}
     for span, begin, end in _SPANS:
         if begin in out and end in out:
             out[span] = max(0.0, out[end] - out[begin])
+    if launch_to_first_s is not None:
+        out["launch_to_first_s"] = launch_to_first_s
     return out
 
 
