@@ -6,6 +6,7 @@ at 2 µs, and that is most of what a short item costs (`decisions/0031`); hence:
 Python runs between forks, and results leave in batches.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -68,10 +69,10 @@ class Batch:
             self._push()
 
 
-class Waiting:
-    """A forked process that waits for its turn, as its parent sees it."""
+class Item:
+    """A forked process, as its parent sees it: it waits for its turn, runs one call, reports, ends."""
 
-    __slots__ = ("pid", "report", "turn")
+    __slots__ = ("pid", "pidfd", "report", "turn")
 
     def __init__(self, run: Run, quick: bool) -> None:
         self.report, report = os.pipe()
@@ -83,11 +84,29 @@ class Waiting:
             _child(run, turn, report)
         os.close(report)
         os.close(turn)
+        self.pidfd = os.pidfd_open(self.pid)
 
-    def close(self) -> None:
-        """Let go of it: a process whose turn never came ends by itself."""
+    def begin(self, index: int) -> None:
+        """It is its turn. Something may have killed it while it waited: then its end says so."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.turn, _TURN.pack(index))
+
+    def outcome(self, index: int, batch: Batch) -> Outcome | None:
+        """What it reports; None when it ended without a whole report."""
+        data = _report(self.report, self.pidfd, batch)
+        if not _complete(data):
+            return None
+        told, exit_code, length = _REPORT.unpack_from(data)
+        return Outcome(ItemStatus(told), bytes(data[_REPORT.size : _REPORT.size + length]), exit_code)
+
+    def end(self) -> int:
+        """Wait for its end, as long as its own children may take; its wait status. A turn that never came ends it too."""
         os.close(self.report)
         os.close(self.turn)
+        if not _readable(self.pidfd, _LINGER_MS):
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self.pidfd)
+        return os.waitpid(self.pid, 0)[1]
 
 
 #: Pid of the item whose turn it is; 0 between items, and in the items themselves.
@@ -95,45 +114,34 @@ _current = 0
 
 
 def run_all(count: int, run: Run, batch: Batch) -> None:
-    """Run items one after another, each in its own process, and deliver every outcome as it comes."""
+    """Run items one after another, each in its own process, and deliver every outcome as it comes.
+
+    The next call begins when the one before has reported: an item's end (its pages are given back) overlaps with it.
+    """
     global _current
     gc.freeze()
     flush()  # what is still in a buffer here would be printed once more by every item
     Stacks.pass_on(lambda: _current)
-    waiting: deque[Waiting] = deque()
+    waiting: deque[Item] = deque()
+    ending: Item | None = None
     for index in range(count):
         if not waiting:
             quick = quickfork.is_quick()
-            waiting.extend(Waiting(run, quick) for _ in range(min(AHEAD, count - index)))
+            waiting.extend(Item(run, quick) for _ in range(min(AHEAD, count - index)))
         item = waiting.popleft()
         _current = item.pid
-        try:
-            batch.add(index, _outcome(index, item, batch))
-        finally:
-            _current = 0
-            item.close()
+        item.begin(index)
+        if ending is not None:
+            ending.end()
+        outcome = item.outcome(index, batch)
+        _current = 0
+        ending = item
+        if outcome is None:
+            outcome, ending = _crash(index, item.end()), None
+        batch.add(index, outcome)
+    if ending is not None:
+        ending.end()
     batch.flush()
-
-
-def _outcome(index: int, item: Waiting, batch: Batch) -> Outcome:
-    """Give the item its turn, wait for its report and its end."""
-    pidfd = os.pidfd_open(item.pid)
-    try:
-        try:
-            os.write(item.turn, _TURN.pack(index))
-        except BrokenPipeError:
-            data = bytearray()  # something killed it while it waited
-        else:
-            data = _report(item.report, pidfd, batch)
-        if not _readable(pidfd, _LINGER_MS):
-            os.kill(item.pid, signal.SIGKILL)
-    finally:
-        os.close(pidfd)
-    status = os.waitpid(item.pid, 0)[1]
-    if _complete(data):
-        told, exit_code, length = _REPORT.unpack_from(data)
-        return Outcome(ItemStatus(told), bytes(data[_REPORT.size : _REPORT.size + length]), exit_code)
-    return _crash(index, status)
 
 
 def _report(fd: int, pidfd: int, batch: Batch) -> bytearray:
