@@ -1,4 +1,5 @@
-"""What an attempt uses: memory and CPU of its whole tree, and the watchdog that ends it before the kernel kills at random.
+"""What an attempt uses: memory and CPU of its whole tree, memory of its cards; and the watchdog that ends it before the kernel
+kills at random.
 
 Figures come from the job's cgroup where there is one; elsewhere from sampling `/proc` and from what the guard reaped. On cgroup v2
 a kubelet may set `memory.oom.group`, so that one hog takes the agent along: the watchdog acts at 95 % of the limit.
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from firepool_agent import procfs
+from firepool_agent import gpu, procfs
 from firepool_agent.cgroups import JobGroup
 from firepool_agent.isolate import End
 from firepool_wire.nursery import PodConfig
@@ -23,6 +24,8 @@ _GROWTH_BYTES_S = 4e9
 _SOONEST_S, _LATEST_S = 0.004, 0.5
 #: Without a limit one only samples for the peak.
 _IDLE_S = 0.5
+#: Between looks at the cards (in a thread: a driver may take tens of milliseconds). Raise: shorter peaks are missed.
+_CARDS_S = 1.0
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -58,6 +61,10 @@ class Meter:
         self._group = group
         self._guard = guard
         self._peak = 0
+        self._config = config
+        #: Most device memory seen; None: no cards, or nobody could say.
+        self._device_peak: int | None = None
+        self._cards_due_s = 0.0
         self._kills_before = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -73,6 +80,8 @@ class Meter:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _look(self) -> None:
+        if self._config.cards:
+            self._look_at_cards()
         used = self._current()
         if self._crossed(used):
             # The cheap figure counts what the kernel could take back (page cache, pages shared with the zygote).
@@ -82,6 +91,17 @@ class Meter:
             self._over(used, self.limit)
             return
         self._look_again(self._delay(used))
+
+    def _look_at_cards(self) -> None:
+        now = time.monotonic()
+        if now >= self._cards_due_s:
+            self._cards_due_s = now + _CARDS_S
+            seen = asyncio.get_running_loop().run_in_executor(None, gpu.used_bytes, self._config)
+            seen.add_done_callback(lambda done: self._on_cards(None if done.cancelled() else done.result()))
+
+    def _on_cards(self, used: int | None) -> None:
+        if used is not None:
+            self._device_peak = max(used, self._device_peak or 0)
 
     def _crossed(self, used: int) -> bool:
         return self.limit is not None and used > self.limit * WATCHDOG_SHARE
@@ -112,7 +132,10 @@ class Meter:
         if self._timer is not None:
             self._timer.cancel()
         kills = self._group.oom_kills()
-        return Used(self._peak, self._group.peak_bytes(), kills is not None and kills > self._kills_before)
+        if self._config.cards and all(card.get("simulated") for card in self._config.cards):
+            self._on_cards(gpu.used_bytes(self._config))  # what a short job pretended to hold still stands in its file
+        oom_killed = kills is not None and kills > self._kills_before
+        return Used(self._peak, self._group.peak_bytes(), oom_killed, self._device_peak)
 
 
 def tree_bytes(guard: int, measure: Callable[[int], int]) -> int:

@@ -1,3 +1,4 @@
+# ruff: noqa: PTH118, PTH123, PTH208
 """Programs that misbehave: each ends with its own error, its pod is proved clean or replaced, and the neighbour notices
 nothing.
 """
@@ -172,7 +173,7 @@ def looks_for_the_agent(home: str) -> dict[str, Any]:
         for file in ("environ", "mem", "maps", "fd", "root"):
             try:
                 path = f"/proc/{name}/{file}"
-                os.listdir(path) if file in ("fd", "root") else open(path, "rb").read(1)  # noqa: SIM115, PTH123
+                os.listdir(path) if file in ("fd", "root") else open(path, "rb").read(1)  # noqa: SIM115
                 seen["read"].append(path)
             except OSError:
                 continue
@@ -181,7 +182,7 @@ def looks_for_the_agent(home: str) -> dict[str, Any]:
             seen["signalled"].append(name)
         except OSError:
             continue
-    sockets = [line.split()[-1] for line in open("/proc/net/unix") if "/" in line]  # noqa: SIM115, PTH123
+    sockets = [line.split()[-1] for line in open("/proc/net/unix") if "/" in line]  # noqa: SIM115
     for folder, folders, names in os.walk("/"):
         folders[:] = [d for d in folders if os.path.join(folder, d) not in ("/proc", "/sys", "/usr", "/dev", "/opt")]
         for name in names:
@@ -193,7 +194,7 @@ def looks_for_the_agent(home: str) -> dict[str, Any]:
     for path in [*sockets, *(f"{home}/{name}" for name in ("token", "broker.json", "store.db"))]:
         try:
             if path.startswith(home) and not path.endswith(".sock"):
-                seen["secrets"].append(open(path, "rb").read(1) and path)  # noqa: SIM115, PTH123
+                seen["secrets"].append(open(path, "rb").read(1) and path)  # noqa: SIM115
                 continue
             with socket.socket(socket.AF_UNIX) as line:
                 line.connect(path)

@@ -53,6 +53,14 @@ max_infra_retries = 0
 [pools.hint.shape]
 memory_mib = 256
 
+[pools.cards]
+max_count = 1
+[pools.cards.shape]
+accelerator = "h200"
+gpus = 1
+memory_mib = 256
+simulated = true
+
 [pools.wheels]
 max_count = 1
 preload = ["colorsys"]
