@@ -1,5 +1,7 @@
 """The saga of a start, and every way in which one of its steps may fail (spec §3, S3, S5, S6; audit 2.30, 2.31)."""
 
+from itertools import pairwise
+
 import pytest
 
 from firepool_broker.core.effects import (
@@ -70,6 +72,30 @@ def test_s6_a_failed_prepare_retires_the_pods_and_uses_no_retry() -> None:
     row = world.row("j")
     assert (row.state, row.retry_count, row.attempt) == (JobState.RUNNING, 0, "j:0")
     assert row.path is Path.NEW
+
+
+def test_new_pods_that_cannot_prepare_are_replaced_ever_more_slowly_and_explain_says_so() -> None:
+    """A broken image must not spin: pods that start and then cannot prepare slow their pool down as failed creations do."""
+    world = World([a_pool()])
+    world.submit(an_ask("j"))
+    made = []
+    for _ in range(6):
+        for _ in range(20_000):
+            if any(work.kind == "prepare" for work in world.work):
+                break
+            world.do("create") if any(work.kind == "create" for work in world.work) else world.advance(0.05)
+        made.append(world.now)
+        world.do("prepare", "fail")
+        while any(work.kind == "delete" for work in world.work):
+            world.do("delete")
+    gaps = [later - earlier for earlier, later in pairwise(made)]
+    assert gaps == sorted(gaps) and gaps[0] >= 1.0 and gaps[-1] >= 16.0, gaps
+    told = world.engine.explain(JobId("j"), world.now)
+    assert told is not None and told.blocked_by == "pods_failing" and "could not prepare" in told.sentence
+    world.settle()
+    world.advance(120.0)
+    world.settle()
+    assert world.row("j").state is JobState.RUNNING and world.row("j").retry_count == 0
 
 
 def test_s6_one_failed_prepare_of_a_gang_retires_the_set_and_abandons_the_others() -> None:

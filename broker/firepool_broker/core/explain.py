@@ -99,6 +99,8 @@ def _blocked_in_queue(job: JobRecord) -> tuple[str, str]:
         return WhyNotWarmer.GANG_INCOMPLETE.value, f"{counts[IDLE]} of {job.pods} pods are free"
     if pool.create_failures:
         return "pods_failing", f"the last {pool.create_failures} pods of {sku} could not be made"
+    if pool.unfit:
+        return "pods_failing", f"the last {pool.unfit} new pods of {sku} started but could not prepare a job"
     return WhyNotWarmer.NO_IDLE_POD_OF_OWNER.value, f"no pod of {sku} is free for it; creations are paced by `step`"
 
 

@@ -1,4 +1,4 @@
-"""The two verbs on a pod's existence, and how isolation levels compare. What pods report is `podlife`'s, how many there
+"""The two verbs on a pod's existence, when not to make another, and how isolation levels compare. What pods report is `podlife`'s, how many there
 should be is `controller`'s business.
 """
 
@@ -11,6 +11,9 @@ from firepool_wire.words import STRENGTH, Isolation
 
 #: A deletion that nobody confirmed is asked for again after this (idempotent at the provider).
 DELETE_AGAIN_S = 30.0
+
+#: Back-off of a pool whose pods fail: doubles from the first to the last.
+_BACKOFF_FIRST_S, _BACKOFF_LAST_S = 1.0, 60.0
 
 _LEVELS = {level.value: rank for level, rank in STRENGTH.items()}
 assert len(_LEVELS) == len(Isolation)
@@ -34,6 +37,13 @@ def create(s: State, pool: PoolRecord, *, single_use: bool = False) -> None:
     s.tracker.add(pod)
     s.timers.arm(pod, s.now + pool.pool.pod_start_timeout_s)
     s.emit(CreatePod(name, pool.sku, pool.rack.template, single_use))
+
+
+def back_off(s: State, pool: PoolRecord, failures: int) -> None:
+    """So many new pods in a row were no good: the next one is not ordered at once, or a broken image would spin."""
+    wait = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
+    pool.create_not_before = s.now + wait
+    s.tend(pool)
 
 
 def retire(s: State, pod: PodRecord, why: str) -> None:

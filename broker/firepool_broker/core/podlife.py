@@ -8,7 +8,7 @@ from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import DeletePod
 from firepool_broker.core.errors import failure
 from firepool_broker.core.events import PodCreateFailed, PodGone, PodReady, PodUnreachable
-from firepool_broker.core.fleet import DELETE_AGAIN_S, retire, strength
+from firepool_broker.core.fleet import DELETE_AGAIN_S, back_off, retire, strength
 from firepool_broker.core.ids import PodName
 from firepool_broker.core.pods import ASSIGNED, HELD, IDLE, RETIRING, RUNNING, STARTING, PodRecord
 from firepool_broker.core.racks import PoolRecord
@@ -17,8 +17,6 @@ from firepool_broker.core.state import State
 #: A pod that missed three calls is quarantined; one that stayed silent this long since its first is deleted.
 STRIKES_TO_QUARANTINE = 3
 SILENT_S = 30.0
-#: Back-off of a pool whose creations fail: doubles from the first to the last.
-_BACKOFF_FIRST_S, _BACKOFF_LAST_S = 1.0, 60.0
 
 
 def on_ready(s: State, event: PodReady) -> None:
@@ -161,9 +159,7 @@ def _too_long(s: State, pod: PodRecord) -> None:
 
 def _creation_failed(s: State, pool: PoolRecord) -> None:
     pool.create_failures += 1
-    wait = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2.0 ** min(pool.create_failures - 1, 16))
-    pool.create_not_before = s.now + wait
-    s.tend(pool)
+    back_off(s, pool, pool.create_failures)
 
 
 def _hopeless(s: State, pool: PoolRecord, reason: Failure) -> None:

@@ -134,6 +134,7 @@ class PoolRecord(Record):
         "terminating",
         "tokens",
         "tokens_from",
+        "unfit",
     )
 
     def __init__(self, pool: Pool) -> None:
@@ -166,6 +167,8 @@ class PoolRecord(Record):
         self.tokens_from = 0.0
         #: Creations that failed in a row, and when the next may be tried.
         self.create_failures = 0
+        #: Never-used pods in a row that could not even prepare a lease.
+        self.unfit = 0
         self.create_not_before = 0.0
         self.configure(pool)
 

@@ -89,17 +89,25 @@ def prepared(s: State, event: LeasePrepared) -> None:
             lease.parts[pod.rank] = Part.PREPARED
             lease.prepared += 1
             if lease.prepared == len(lease.pods):
+                lease.job.pool.unfit = 0
                 lease.at_prepared = s.now
                 rows.commit_start(s, lease)
             return
 
 
 def prepare_failed(s: State, event: LeasePrepareFailed) -> None:
-    """The pods of the set retire, the job goes back to its place, and no retry is used (S6)."""
+    """The pods of the set retire, the job goes back to its place, and no retry is used (S6).
+
+    New pods that fail so, one after another, slow the pool down as failed creations do: their image may be broken.
+    """
     lease = s.leases.get(event.attempt)
     if lease is None or lease.phase is not Phase.PREPARING:
         return
     s.story.note(lease.job, f"lease not prepared on {event.pod}: {event.failure.code}")
+    pool = lease.job.pool
+    if any(pod.owner is None for pod in lease.pods):
+        pool.unfit += 1
+        fleet.back_off(s, pool, pool.unfit)
     for pod in lease.pods:
         if pod.lease is lease and pod.state is ASSIGNED:
             pod.doomed = True
