@@ -114,6 +114,16 @@ def test_check_finds_a_wrong_count_and_names_the_property() -> None:
         world.engine.check(everything=True)
 
 
+def test_the_quick_check_looks_at_what_the_last_call_touched() -> None:
+    world = World([a_pool(min_count=2)], check=False)
+    world.settle()
+    world.engine.check()
+    world.submit(an_ask("j"))
+    world.engine._state.leases.clear()
+    with pytest.raises(InvariantBroken, match="S1"):
+        world.engine.check()
+
+
 def test_check_finds_a_pod_with_a_lease_that_is_over() -> None:
     world = World([a_pool(min_count=1)])
     world.settle()

@@ -58,7 +58,7 @@ def _refusal(pool: PoolRecord, usage: Usage, ask: Ask) -> Failure | None:
         return failure(
             "CapacityUnavailable", f"{limit} jobs wait for {pool.sku} already", limit="max_queue_length", sku=pool.sku
         )
-    if usage.limited and not usage.ever_allows(ask.pods, ask.pods * pool.processors):
+    if not usage.ever_allows(ask.pods, ask.pods * pool.processors):
         return failure("QuotaExceeded", f"{ask.pods} pods of {pool.sku} are more than {ask.caller} may ever have")
     if ask.isolation:
         return _too_isolated(pool, demanded(pool, ask.isolation), ask.isolation)

@@ -1,9 +1,14 @@
-"""The invariants of the engine, verified against the records themselves (audit §5). `check()` after every simulator step looks at
-what is cheap; `check(everything=True)` recounts all pods, leases and queues. Properties over time (S3, S10, S14, …) are traces:
+"""The invariants of the engine, verified against the records themselves (audit §5): after every simulator step those of what the
+step touched, and now and then, and at every test's end, all of them with a recount. Properties over time (S3, S10, S14, …) are traces:
 they are checked by the tests' and the simulator's watchers, not here.
 """
 
+from collections.abc import Sequence
+
+from firepool_broker.core.effects import CommitStart, Effect, FollowAttempt, LaunchAttempt
 from firepool_broker.core.errors import InvariantBroken
+from firepool_broker.core.events import Event
+from firepool_broker.core.ids import JobId
 from firepool_broker.core.jobs import RUNNING, JobRecord
 from firepool_broker.core.leases import Lease, Part, Phase
 from firepool_broker.core.pods import ASSIGNED, HELD, IDLE, RESETTING, RETIRING, PodRecord
@@ -12,21 +17,52 @@ from firepool_broker.core.racks import CATEGORY, PoolRecord
 from firepool_broker.core.state import State
 from firepool_wire.words import PodState
 
+_NOBODY = JobId("")
+#: Effects whose `pods` are names (a start's event carries whole pods under that word).
+_NAMING = (CommitStart, LaunchAttempt, FollowAttempt)
 
-def check(s: State, everything: bool) -> None:
-    """Raises: InvariantBroken."""
+
+def check(s: State, facts: Sequence[Event | Effect]) -> None:
+    """Verify what the last call touched: the pods, jobs and attempts that its event and its effects name.
+
+    Raises:
+        InvariantBroken: names the property and carries the story.
+    """
     for pool in s.tracker.pools.values():
         _pool_sums(s, pool)
-    if everything:
-        for pod in s.tracker.pods.values():
+    for fact in facts:
+        for pod in _pods_of(s, fact):
             _pod(s, pod)
-        for lease in s.leases.values():
-            _lease(s, lease)
-        for job in s.jobs.values():
+            if pod.lease is not None and s.leases.get(pod.lease.attempt) is pod.lease:
+                _lease(s, pod.lease)
+                _job(s, pod.lease.job)
+        job = s.jobs.get(getattr(fact, "job", _NOBODY))
+        if job is not None:
             _job(s, job)
-        _quotas(s)
-        for pool in s.tracker.pools.values():
-            _recount(s, pool)
+
+
+def check_everything(s: State) -> None:
+    """Verify every record against every other, and recount every count and index.
+
+    Raises:
+        InvariantBroken: names the property and carries the story.
+    """
+    for pool in s.tracker.pools.values():
+        _pool_sums(s, pool)
+    for pod in s.tracker.pods.values():
+        _pod(s, pod)
+    for lease in s.leases.values():
+        _lease(s, lease)
+    for job in s.jobs.values():
+        _job(s, job)
+    _quotas(s)
+    for pool in s.tracker.pools.values():
+        _recount(s, pool)
+
+
+def _pods_of(s: State, fact: Event | Effect) -> list[PodRecord]:
+    names = (getattr(fact, "pod", ""), *(getattr(fact, "pods", ()) if isinstance(fact, _NAMING) else ()))
+    return [pod for name in names if (pod := s.tracker.pods.get(name)) is not None]
 
 
 def _broken(s: State, what: str, subject: str) -> InvariantBroken:
@@ -91,8 +127,10 @@ def _job(s: State, job: JobRecord) -> None:
     if job.lease is not None and job.lease.path is not None and job.lease.path.value == "new" and job.why is None:
         raise _broken(s, f"S52 job {job.id} got a new pod without a reason", job.id)
     used = job.retry_count - job.infra_retries
-    if used > job.ask.max_retries or job.infra_retries > max(job.pool.pool.max_infra_retries, job.infra_retries):
+    if used > job.ask.max_retries:
         raise _broken(s, f"S41 job {job.id} was retried {used} times of {job.ask.max_retries}", job.id)
+    if job.lease is not None and job.lease.attempt != job.attempt:
+        raise _broken(s, f"S41 job {job.id} runs as {job.lease.attempt}, not as {job.attempt}", job.id)
 
 
 def _quotas(s: State) -> None:

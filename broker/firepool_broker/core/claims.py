@@ -16,9 +16,9 @@ from firepool_broker.core.leases import Lease
 from firepool_broker.core.pods import ASSIGNED as ASSIGNED_STATE
 from firepool_broker.core.pods import IDLE, PodRecord
 from firepool_broker.core.quota import Usage
-from firepool_broker.core.racks import ASSIGNED, RUNNING, STARTING, PoolRecord, Rack, Shelf
-from firepool_broker.core.racks import HELD as HELD_PODS
 from firepool_broker.core.racks import IDLE as IDLE_PODS
+from firepool_broker.core.racks import PoolRecord, Rack, Shelf
+from firepool_broker.core.reasons import why_not
 from firepool_broker.core.tracker import Tracker
 from firepool_wire.words import Path, WhyNotWarmer
 
@@ -26,6 +26,7 @@ from firepool_wire.words import Path, WhyNotWarmer
 _AFFINITY_LOOKS = 64
 
 _WARM, _RECYCLED, _NEW = Path.WARM, Path.RECYCLED, Path.NEW
+_RETIRE_ONE = (True,)
 
 
 def claim(tracker: Tracker, job: JobRecord, now: float) -> Lease | WhyNotWarmer:
@@ -39,26 +40,17 @@ def claim(tracker: Tracker, job: JobRecord, now: float) -> Lease | WhyNotWarmer:
         The lease, with every pod assigned and the caller's use counted; or why the job must wait, with nothing changed.
     """
     pool = job.pool
-    count = job.pods
     usage = job.usage
-    if usage.limited and not usage.allows(count, count * pool.processors):
+    count = job.pods
+    processors = count * pool.processors
+    if usage.pods + count > usage.max_pods or usage.processors + processors > usage.max_processors:
         return WhyNotWarmer.CALLER_QUOTA
-    if job.plain:
-        shelf = pool.rack.shelves.get(usage.caller)
-        pod = _held_one(pool, shelf, job, tracker, now) if shelf is not None and shelf.all else None
-        if pod is None:
-            pod = _idle_one(pool.rack, job, tracker)
-        if pod is None:
-            return _why(pool, job, tracker)
-        usage.pods += 1
-        usage.processors += pool.processors
-        return _take_one(tracker, job, pod, now)
-    pods = _dedicated(pool, job, tracker) if job.single_use else _gang(pool, job, tracker, now)
-    if pods is None:
-        return _why(pool, job, tracker)
+    lease = _claim_one(tracker, job, now) if job.plain else _claim_several(tracker, job, now)
+    if lease is None:
+        return why_not(pool, job, tracker)
     usage.pods += count
-    usage.processors += count * pool.processors
-    return _take_several(tracker, Lease(job, job.attempt, pods, now))
+    usage.processors += processors
+    return lease
 
 
 def give_back(tracker: Tracker, lease: Lease) -> None:
@@ -76,28 +68,65 @@ def release_use(usage: Usage, pool: PoolRecord, pods: int) -> None:
     usage.processors -= pods * pool.processors
 
 
-# -- finding pods ---------------------------------------------------------------------------------------------------
+# -- one pod --------------------------------------------------------------------------------------------------------
 
 
-def _held_one(pool: PoolRecord, shelf: Shelf, job: JobRecord, tracker: Tracker, now: float) -> PodRecord | None:
+def _claim_one(tracker: Tracker, job: JobRecord, now: float) -> Lease | None:
+    """One shared pod: what nearly every claim is, so the first candidate is judged without further calls."""
+    rack = job.pool.rack
+    shelf = rack.shelves.get(job.usage.caller)
+    if shelf is not None and shelf.all:
+        same = shelf.same(job.key)
+        if same is not None and not job.wanted:
+            pod = next(reversed(same))
+            if pod.hold_deadline > now and pod.strength >= job.strength and not pod.cards and not pod.doomed:
+                return _take_same(tracker, job, pod, now)
+        found = _held_one(shelf, job, tracker, now)
+        if found is not None:
+            if found.key == job.key:
+                return _take_same(tracker, job, found, now)
+            return _take_several(tracker, Lease(job, job.attempt, [found], now))
+    idle = _idle_one(rack, job, tracker)
+    if idle is None:
+        return None
+    lease = Lease(job, job.attempt, [idle], now)
+    if idle.ready_at >= job.refused_at:
+        lease.path = _NEW
+    if job.pool.hold_s <= 0:
+        lease.retire_after = _RETIRE_ONE
+    tracker.take_idle(idle, lease, 0)
+    return lease
+
+
+def _take_same(tracker: Tracker, job: JobRecord, pod: PodRecord, now: float) -> Lease:
+    """Claim order 1: nothing is crossed, so the pod is warm and will be held again."""
+    lease = Lease(job, job.attempt, [pod], now)
+    if job.pool.hold_s <= 0:
+        lease.retire_after = _RETIRE_ONE
+    tracker.take_held(pod, lease, 0)
+    return lease
+
+
+def _held_one(shelf: Shelf, job: JobRecord, tracker: Tracker, now: float) -> PodRecord | None:
     """Claim order 1 and 2 for one pod."""
-    same = shelf.by_key.get(job.key)
+    same = shelf.same(job.key)
     if same is not None:
         if job.wanted:
-            for pod in reversed(shelf.by_layer.get((job.key, job.wanted), ())):
+            for pod in reversed(shelf.with_layer(job.key, job.wanted)):
                 if _usable(pod, job, tracker, now):
                     return pod
         for pod in reversed(same):
             if _usable(pod, job, tracker, now):
                 return pod
-    for pod in _across(pool, shelf, job):
+    for pod in _across(shelf, job):
         if _usable(pod, job, tracker, now):
             return pod
     return None
 
 
-def _across(pool: PoolRecord, shelf: Shelf, job: JobRecord) -> Iterator[PodRecord]:
+def _across(shelf: Shelf, job: JobRecord) -> Iterator[PodRecord]:
     """The owner's pods with another key that policy admits, in the order in which they are preferred."""
+    pool = job.pool
     mode = mode_of(pool, job)
     if mode == "hint":
         # The tag only prefers: a pod of the same queue goes on without retiring, so look for one first.
@@ -128,12 +157,9 @@ def _idle_one(rack: Rack, job: JobRecord, tracker: Tracker) -> PodRecord | None:
 
 
 def _usable(pod: PodRecord, job: JobRecord, tracker: Tracker, now: float) -> bool:
-    return (
-        pod.hold_deadline > now
-        and pod.strength >= job.strength
-        and not pod.doomed
-        and (not pod.cards or _cards_free(pod, tracker))
-    )
+    if pod.hold_deadline <= now or pod.strength < job.strength or pod.doomed:
+        return False
+    return not pod.cards or _cards_free(pod, tracker)
 
 
 def _cards_free(pod: PodRecord, tracker: Tracker) -> bool:
@@ -141,45 +167,79 @@ def _cards_free(pod: PodRecord, tracker: Tracker) -> bool:
     return not any(card in serving for card in pod.cards)
 
 
-def _gang(pool: PoolRecord, job: JobRecord, tracker: Tracker, now: float) -> list[PodRecord] | None:
+# -- several pods ---------------------------------------------------------------------------------------------------
+
+
+def _claim_several(tracker: Tracker, job: JobRecord, now: float) -> Lease | None:
+    pods = _dedicated(job.pool, job, tracker) if job.single_use else _gang(tracker, job, now)
+    return None if pods is None else _take_several(tracker, Lease(job, job.attempt, pods, now))
+
+
+def _gang(tracker: Tracker, job: JobRecord, now: float) -> list[PodRecord] | None:
     """All N pods on distinct cards in claim order, or none (S8)."""
-    rack = pool.rack
+    rack = job.pool.rack
+    wanted = job.pods
     shelf = rack.shelves.get(job.usage.caller)
     held = len(shelf.all) if shelf is not None else 0
-    if held + rack.counts[IDLE_PODS] < job.pods:
+    if held + rack.counts[IDLE_PODS] < wanted:
         return None
-    picked: dict[PodRecord, None] = {}
-    cards: dict[Card, None] = {}
+    gang = _Gang(wanted)
     if shelf is not None and held:
-        candidates = [*reversed(shelf.by_key.get(job.key, ())), *_across(pool, shelf, job)]
-        for pod in candidates:
-            if len(picked) == job.pods:
+        for pod in reversed(shelf.same(job.key) or ()):
+            if gang.missing == 0:
                 break
-            if pod not in picked and _usable(pod, job, tracker, now):
-                _pick(pod, picked, cards)
+            if _usable(pod, job, tracker, now):
+                gang.add(pod)
+        for pod in _across(shelf, job) if gang.missing else ():
+            if gang.missing == 0:
+                break
+            if pod not in gang.pods and _usable(pod, job, tracker, now):
+                gang.add(pod)
+    if gang.missing:
+        _add_idle(tracker, job, gang)
+    return list(gang.pods) if gang.missing == 0 else None
+
+
+class _Gang:
+    """The pods picked so far, in rank order, all on distinct cards."""
+
+    __slots__ = ("cards", "missing", "pods")
+
+    def __init__(self, wanted: int) -> None:
+        self.missing = wanted
+        self.pods: dict[PodRecord, None] = {}
+        self.cards: dict[Card, None] = {}
+
+    def add(self, pod: PodRecord) -> bool:
+        """Add the pod, unless it shares a card with one that is picked already."""
+        if pod.cards:
+            if not self.cards.keys().isdisjoint(pod.cards):
+                return False
+            self.cards.update(dict.fromkeys(pod.cards))
+        self.pods[pod] = None
+        self.missing -= 1
+        return True
+
+
+def _add_idle(tracker: Tracker, job: JobRecord, gang: _Gang) -> None:
+    """Add never-used pods, the longest ready first; if they do not suffice, all go back to where they were."""
+    idle = job.pool.rack.idle
     aside: list[PodRecord] = []
     taken: list[PodRecord] = []
-    idle = rack.idle
-    while len(picked) < job.pods and idle:
+    while gang.missing and idle:
         pod = idle.popleft()
         if pod.state is not IDLE or pod.single_use:
             continue
         fits = pod.strength >= job.strength and (not pod.cards or _cards_free(pod, tracker))
-        (taken if fits and _pick(pod, picked, cards) else aside).append(pod)
-    if len(picked) < job.pods:
-        aside = [*taken, *aside]
+        (taken if fits and gang.add(pod) else aside).append(pod)
+    if gang.missing:
+        # Longest ready first, as before.
+        aside = sorted((*taken, *aside), key=_ready_at)
     idle.extendleft(reversed(aside))
-    return list(picked) if len(picked) == job.pods else None
 
 
-def _pick(pod: PodRecord, picked: dict[PodRecord, None], cards: dict[Card, None]) -> bool:
-    """Add the pod unless it shares a card with one that is picked already."""
-    if pod.cards:
-        if any(card in cards for card in pod.cards):
-            return False
-        cards.update(dict.fromkeys(pod.cards))
-    picked[pod] = None
-    return True
+def _ready_at(pod: PodRecord) -> float:
+    return pod.ready_at
 
 
 def _dedicated(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> list[PodRecord] | None:
@@ -201,48 +261,32 @@ def _dedicated(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> list[PodRe
     return [*fits, *borrowed]
 
 
-# -- taking them ----------------------------------------------------------------------------------------------------
-
-
-def _take_one(tracker: Tracker, job: JobRecord, pod: PodRecord, now: float) -> Lease:
-    """Assign one shared pod and decide path and retire-or-hold, which the lease keeps (spec §3)."""
-    lease = Lease(job, job.attempt, [pod], now)
-    if pod.owner is None:
-        if pod.ready_at >= job.refused_at:
-            lease.path = _NEW
-        tracker.take_idle(pod, lease, 0)
-    elif pod.key == job.key:
-        tracker.take_held(pod, lease, 0)
-    else:
-        return _take_several(tracker, lease)
-    if job.pool.hold_s <= 0:
-        lease.retire_after = (True,)
-    return lease
-
-
 def _take_several(tracker: Tracker, lease: Lease) -> Lease:
-    """The general case: several pods, a boundary, or a single-use job."""
+    """Assign the pods and decide path and retire-or-hold, which the lease keeps (spec §3)."""
     job = lease.job
     pool = job.pool
+    mode = mode_of(pool, job)
+    always = pool.hold_s <= 0 or job.single_use
     path = _WARM
     retires: list[bool] = []
     dedicated: list[bool] = []
     for rank, pod in enumerate(lease.pods):
-        crossed = reuse.Crossing.NONE
+        crossed = False
         dedicated.append(pod.single_use)
-        if pod.owner is None:
+        key = pod.key
+        if key is None:
             if pod.ready_at >= job.refused_at:
                 path = _NEW
             tracker.take_idle(pod, lease, rank)
             if job.single_use and not pod.single_use:
                 tracker.dedicate(pod)
         else:
-            assert pod.key is not None
-            crossed = reuse.crossing(pod.key, job.key, mode_of(pool, job))
-            if crossed and path is _WARM:
-                path = _RECYCLED
+            if key != job.key:
+                crossed = reuse.crossing(key, job.key, mode) is not reuse.Crossing.NONE
+                if crossed and path is _WARM:
+                    path = _RECYCLED
             tracker.take_held(pod, lease, rank)
-        retires.append(reuse.retires(crossed, pool.hold_s, job.single_use))
+        retires.append(crossed or always)
     lease.retire_after = tuple(retires)
     lease.dedicated = tuple(dedicated)
     lease.path = Path.SINGLE_USE if job.single_use else path
@@ -254,43 +298,3 @@ def _take_several(tracker: Tracker, lease: Lease) -> Lease:
 def mode_of(pool: PoolRecord, job: JobRecord) -> reuse.Mode:
     """`tag_boundary` of the caller, or else of the pool."""
     return job.usage.limits.tag_boundary or pool.pool.tag_boundary
-
-
-# -- refusing -------------------------------------------------------------------------------------------------------
-
-
-def _why(pool: PoolRecord, job: JobRecord, tracker: Tracker) -> WhyNotWarmer:
-    """Why no warmer path was open: the most specific reason first."""
-    rack = pool.rack
-    shelf = rack.shelves.get(job.usage.caller)
-    counts = rack.counts
-    own = len(shelf.all) if shelf is not None else 0
-    if not job.single_use:
-        free = own + counts[IDLE_PODS]
-        if job.pods > 1 and free:
-            return WhyNotWarmer.GANG_INCOMPLETE
-        if free and tracker.serving:
-            return WhyNotWarmer.CARD_BUSY
-        if own:
-            return WhyNotWarmer.TAG_BOUNDARY
-        if _has_stale(pool, job):
-            return WhyNotWarmer.STALE_TEMPLATE
-    if counts[STARTING] or (job.single_use and pool.single_starting):
-        return WhyNotWarmer.PODS_STARTING
-    if pool.physical >= pool.ceiling:
-        others = counts[HELD_PODS] - (shelf.held if shelf is not None else 0)
-        busy = counts[ASSIGNED] + counts[RUNNING]
-        if others and not (busy and busy >= pool.ceiling):
-            return WhyNotWarmer.HELD_FOR_OTHER_CALLER
-        return WhyNotWarmer.POOL_AT_CEILING
-    return WhyNotWarmer.NO_IDLE_POD_OF_OWNER
-
-
-def _has_stale(pool: PoolRecord, job: JobRecord) -> bool:
-    """Whether a pod of an old template would have served this job."""
-    for rack in pool.racks.values():
-        if rack is not pool.rack:
-            shelf = rack.shelves.get(job.usage.caller)
-            if rack.counts[IDLE_PODS] or (shelf is not None and shelf.all):
-                return True
-    return False

@@ -65,7 +65,7 @@ def _keys(pool: PoolRecord, shelf: Shelf) -> list[ReuseKey | None]:
     """Lane boundaries that the held pods' keys can serve: any lane without one, and those of equal keys."""
     keys: dict[ReuseKey | None, None] = {None: None}
     if not pool.pool.run_once_across:
-        for queue, tag in shelf.by_key:
+        for queue, tag in shelf.keys_here():
             keys[queue, tag] = None
             keys[queue, None] = None
     return list(keys)
@@ -116,5 +116,5 @@ def _next(pool: PoolRecord, skipped: list[Lane]) -> JobRecord | None:
 def _park_if_at_quota(lane: Lane, job: JobRecord) -> None:
     """A caller at its quota is skipped until its use shrinks."""
     usage = job.usage
-    if usage.limited and not usage.allows(job.pods, job.pods * job.pool.processors):
+    if not usage.allows(job.pods, job.pods * job.pool.processors):
         lane.queue.park(lane)

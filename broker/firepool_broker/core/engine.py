@@ -75,12 +75,15 @@ SLICE = 256
 class Engine:
     """Firepool's whole decision-making. Both shells drive it: the real one and the simulated one."""
 
-    __slots__ = ("_reconcile", "_state", "_tick", "_wake_at")
+    __slots__ = ("_last_effects", "_last_event", "_reconcile", "_state", "_tick", "_wake_at")
 
     def __init__(self, *, story_capacity: int = DEFAULT_CAPACITY) -> None:
         self._state = State(story_capacity)
         #: The earliest wake-up that was asked for and has not come.
         self._wake_at = inf
+        #: The last call's event and effects: what `check` looks at.
+        self._last_event: Event = Woke()
+        self._last_effects: list[Effect] = []
         #: Timers that belong to no job, pod or pool.
         self._tick = Record("fallback tick")
         self._reconcile = Record("reconcile")
@@ -128,6 +131,7 @@ class Engine:
             self._ask_to_be_woken(s)
         effects = s.out[:]
         s.out.clear()
+        self._last_event, self._last_effects = event, effects
         return effects
 
     # -- the rooms --------------------------------------------------------------------------------------------------
@@ -299,7 +303,10 @@ class Engine:
         Raises:
             InvariantBroken: names the property and carries the story.
         """
-        checks.check(self._state, everything)
+        if everything:
+            checks.check_everything(self._state)
+        else:
+            checks.check(self._state, (self._last_event, *self._last_effects))
 
     def story_of(self, job_or_pod: str) -> list[str]:
         """What happened to a job or a pod, oldest first, each with its cause."""

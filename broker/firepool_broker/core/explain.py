@@ -78,7 +78,7 @@ def _blocked(s: State, job: JobRecord, now: float) -> tuple[str, str]:
 def _blocked_in_queue(job: JobRecord) -> tuple[str, str]:
     pool, usage = job.pool, job.usage
     sku = pool.sku
-    if usage.limited and not usage.allows(job.pods, job.pods * pool.processors):
+    if not usage.allows(job.pods, job.pods * pool.processors):
         limits = usage.limits
         return (
             WhyNotWarmer.CALLER_QUOTA.value,

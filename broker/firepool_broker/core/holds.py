@@ -47,10 +47,10 @@ def needed(pool: PoolRecord) -> int:
     total = pool.queue.single_use_pods
     for caller, pods in pool.queue.pods_by_caller.items():
         usage = pool.queue.usage_of(caller)
-        room = usage.room(pool.processors) if usage.limited else None
+        room = usage.room(pool.processors)
         shelf = pool.rack.shelves.get(caller)
         own = shelf.held if shelf is not None else 0
-        total += max(0, (pods if room is None else min(pods, room)) - own)
+        total += max(0, min(pods, room) - own)
     return total
 
 

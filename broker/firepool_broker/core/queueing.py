@@ -96,12 +96,7 @@ def _push(s: State, job: JobRecord) -> None:
     if not job.single_use:
         s.tracker.rematch(pool, caller, before, before + job.pods)
     lane, usage = job.lane, job.usage
-    if (
-        lane is not None
-        and not lane.parked
-        and usage.limited
-        and not usage.allows(job.pods, job.pods * pool.processors)
-    ):
+    if lane is not None and not lane.parked and not usage.allows(job.pods, job.pods * pool.processors):
         pool.queue.park(lane)
     s.waiting += 1
     s.tend(pool)

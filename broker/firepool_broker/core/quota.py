@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from firepool_broker.core.queue import Lane
 
 
+#: "Unlimited", as a number that no fleet reaches.
+NO_LIMIT = 1 << 62
+
+
 class Usage:
     """What one caller has claimed now, and what it may."""
 
-    __slots__ = ("caller", "limited", "limits", "parked", "pods", "processors", "waiting")
+    __slots__ = ("caller", "limits", "max_pods", "max_processors", "parked", "pods", "processors", "waiting")
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.limits: CallerLimits = UNLIMITED
-        self.limited = False
+        self.max_pods = NO_LIMIT
+        self.max_processors = NO_LIMIT
         self.pods = 0
         self.processors = 0
         #: Lanes (over all pools) that were refused for this caller's quota; they come back when it shrinks.
@@ -32,30 +37,20 @@ class Usage:
     def limit(self, limits: CallerLimits) -> None:
         """Set the caller's limits."""
         self.limits = limits
-        self.limited = limits.max_pods is not None or limits.max_processors is not None
+        self.max_pods = NO_LIMIT if limits.max_pods is None else limits.max_pods
+        self.max_processors = NO_LIMIT if limits.max_processors is None else limits.max_processors
 
     def allows(self, pods: int, processors: int) -> bool:
         """Whether the caller may claim so much more now."""
-        return self._fits(self.pods + pods, self.processors + processors)
+        return self.pods + pods <= self.max_pods and self.processors + processors <= self.max_processors
 
     def ever_allows(self, pods: int, processors: int) -> bool:
         """Whether the caller could claim so much with nothing else claimed."""
-        return self._fits(pods, processors)
+        return pods <= self.max_pods and processors <= self.max_processors
 
-    def room(self, processors_per_pod: int) -> int | None:
-        """Pods of that size which the caller may still claim; None = unlimited."""
-        rooms = []
-        if self.limits.max_pods is not None:
-            rooms.append(self.limits.max_pods - self.pods)
-        if self.limits.max_processors is not None:
-            rooms.append((self.limits.max_processors - self.processors) // processors_per_pod)
-        return max(0, min(rooms)) if rooms else None
-
-    def _fits(self, pods: int, processors: int) -> bool:
-        limits = self.limits
-        if limits.max_pods is not None and pods > limits.max_pods:
-            return False
-        return limits.max_processors is None or processors <= limits.max_processors
+    def room(self, processors_per_pod: int) -> int:
+        """Pods of that size which the caller may still claim."""
+        return max(0, min(self.max_pods - self.pods, (self.max_processors - self.processors) // processors_per_pod))
 
 
 class Quota:

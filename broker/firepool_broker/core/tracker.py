@@ -116,17 +116,24 @@ class Tracker:
 
     def take_idle(self, pod: PodRecord, lease: Lease, rank: int) -> None:
         """Claim a never-used pod. Its entry in `Rack.idle` must have been taken out, or is void from now on."""
-        self._edge(pod, ASSIGNED)
+        if pod.state is not IDLE:
+            self._edge(pod, ASSIGNED)
+        pod.state = ASSIGNED
+        self.story.note(pod, ASSIGNED)
         if pod.single_use:
             pod.rack.pool.dedicated.pop(pod, None)
         else:
-            counts = pod.rack.counts
+            rack = pod.rack
+            counts = rack.counts
             counts[_IDLE] -= 1
             counts[_ASSIGNED] += 1
             if pod.expired:
                 pod.expired = False
-                pod.rack.expired -= 1
-        self._bind(pod, lease, rank)
+                rack.expired -= 1
+        pod.lease = lease
+        pod.rank = rank
+        for card in pod.cards:
+            self.serving[card] = pod
 
     def take_held(self, pod: PodRecord, lease: Lease, rank: int) -> None:
         """Claim a held pod for its owner. The hot path of every loop: what other moves call is written out here."""
