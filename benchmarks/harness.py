@@ -8,9 +8,11 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +122,7 @@ class Report:
         console.print(self._figures_table())
         for note in self.notes:
             console.print(f"  note: {note}", highlight=False, markup=False)
+        console.print(f"  machine: a bare python -I -S starts in {python_start_ms():.1f} ms at best", highlight=False)
 
     def _figures_table(self) -> Table:
         table = Table(title=f"{self.name} (seed {self.seed})", title_justify="left")
@@ -170,7 +173,23 @@ def machine() -> dict[str, object]:
         "memory_gib": round(pages / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "python_start_ms": round(python_start_ms(), 1),
     }
+
+
+@cache
+def python_start_ms(samples: int = 15) -> float:
+    """How fast this machine is at the moment: the fastest of some bare `python -I -S -c pass`, milliseconds.
+
+    A shared machine is at times half as fast as at others, also when idle. Absolute figures of two runs compare only with this
+    beside them; ratios within a run need it not.
+    """
+    took = []
+    for _ in range(samples):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+        took.append(time.perf_counter() - began)
+    return min(took) * 1e3
 
 
 def commit() -> str:
