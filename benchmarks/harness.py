@@ -107,7 +107,7 @@ class Report:
             "figures": self.figures,
             "samples": self.samples,
             "bars": self.verdicts(),
-            "notes": [*self.notes, *(f"{key}: not measured in this run" for key in missing)],
+            "notes": [*self.notes, machine_speed(), *(f"{key}: not measured in this run" for key in missing)],
         }
 
     def write(self, path: Path) -> None:
@@ -122,7 +122,7 @@ class Report:
         console.print(self._figures_table())
         for note in self.notes:
             console.print(f"  note: {note}", highlight=False, markup=False)
-        console.print(f"  machine: a bare python -I -S starts in {python_start_ms():.1f} ms at best", highlight=False)
+        console.print(f"  note: {machine_speed()}", highlight=False, markup=False)
 
     def _figures_table(self) -> Table:
         table = Table(title=f"{self.name} (seed {self.seed})", title_justify="left")
@@ -173,13 +173,12 @@ def machine() -> dict[str, object]:
         "memory_gib": round(pages / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "python_start_ms": round(python_start_ms(), 1),
     }
 
 
 @cache
-def python_start_ms(samples: int = 15) -> float:
-    """How fast this machine is at the moment: the fastest of some bare `python -I -S -c pass`, milliseconds.
+def machine_speed(samples: int = 15) -> str:
+    """How fast this machine is at the moment, in words: the fastest of some bare `python -I -S -c pass`.
 
     A shared machine is at times half as fast as at others, also when idle. Absolute figures of two runs compare only with this
     beside them; ratios within a run need it not.
@@ -189,7 +188,7 @@ def python_start_ms(samples: int = 15) -> float:
         began = time.perf_counter()
         subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
         took.append(time.perf_counter() - began)
-    return min(took) * 1e3
+    return f"this machine, at the moment: a bare `python -I -S -c pass` takes {min(took) * 1e3:.1f} ms at best"
 
 
 def commit() -> str:
