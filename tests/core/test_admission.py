@@ -198,6 +198,20 @@ def test_gangs_that_a_lowered_ceiling_can_never_serve_are_told() -> None:
     assert world.row("small").state is JobState.QUEUED
 
 
+def test_a_job_that_waits_for_its_callers_quota_starts_when_another_one_ends() -> None:
+    world = World([a_pool(min_count=3), a_pool("other", min_count=1)])
+    world.settle()
+    world.send(CallerLimited(Caller("ann"), a_limit(pods=1)))
+    for name, sku in (("a", "cpu"), ("b", "other"), ("c", "cpu")):
+        world.submit(an_ask(name, sku=sku))
+    for ended in range(3):
+        world.settle()
+        states = [world.row(name).state for name in "abc"]
+        assert states.count(JobState.RUNNING) == 1, states
+        assert states.count(JobState.SUCCEEDED) == ended, states
+        world.do("end")
+
+
 def test_a_raised_limit_wakes_the_caller() -> None:
     world = World([a_pool(min_count=3)])
     world.settle()

@@ -32,6 +32,15 @@ def test_a_step_bounds_the_creations_of_an_interval_however_many_events_ask() ->
     assert len(world.of(CreatePod)) == 8
 
 
+def test_single_use_pods_come_out_of_the_same_bucket() -> None:
+    world = World([a_pool(ceiling=50, step=4)])
+    for number in range(10):
+        world.submit(an_ask(f"j{number}", caller=f"c{number}", single_use=True))
+    assert len(world.of(CreatePod)) == 4
+    world.run_out()
+    assert {row.state for row in world.rows.values()} == {JobState.SUCCEEDED}
+
+
 def test_s30_dying_pods_count_in_the_ceiling() -> None:
     world = World([a_pool(ceiling=1, caller_hold_s=0.0)])
     world.submit(an_ask("a"))

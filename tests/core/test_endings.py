@@ -133,13 +133,13 @@ def test_a_failed_rank_stops_the_others_and_is_named() -> None:
     world.settle()
     world.submit(an_ask("j", pods=3))
     world.settle()
-    second = world.row("j").pods[1]
-    world.do("end", "fail", second)
-    assert {effect.pod for effect in world.of(StopAttempt)} == set(world.row("j").pods) - {second}  # type: ignore[attr-defined]
+    last = world.row("j").pods[2]
+    world.do("end", "fail", last)
+    assert {effect.pod for effect in world.of(StopAttempt)} == set(world.row("j").pods) - {last}  # type: ignore[attr-defined]
     world.settle()
     row = world.row("j")
     assert row.state is JobState.FAILED and row.failure is not None
-    assert dict(row.failure.details) == {"rank": "1", "code": "NonZeroExit"}
+    assert dict(row.failure.details) == {"rank": "2", "code": "NonZeroExit"}
     assert row.exit is not None and row.exit.signal == 15, "rank 0's exit: the stop by us, coded as the signal"
 
 

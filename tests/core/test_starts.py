@@ -14,7 +14,7 @@ from firepool_broker.core.effects import (
     SettleCommit,
     StoreJob,
 )
-from firepool_broker.core.events import Committed, LeasePrepared, Woke
+from firepool_broker.core.events import Committed, CommitUnknown, LeasePrepared, Woke
 from firepool_broker.core.ids import AttemptId, JobId, PodName
 from firepool_wire.words import JobState, Path, PodState
 from tests.builders import a_pool, an_ask
@@ -153,6 +153,8 @@ def test_an_unknown_commit_is_read_back_before_anything_happens(way: str, runs: 
     world.do("prepare")
     world.do("write", way)
     assert len(world.of(SettleCommit)) == 1
+    world.send(CommitUnknown(AttemptId("j:0")))
+    assert len(world.of(SettleCommit)) == 1, "it is being read back already"
     assert not world.of(LaunchAttempt) and not world.of(AbandonLease) and not world.of(Accept)
     assert set(world.states().values()) == {PodState.ASSIGNED}
     world.do("write")

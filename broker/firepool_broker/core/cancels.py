@@ -12,8 +12,8 @@ from firepool_broker.core.effects import RecordCancel
 from firepool_broker.core.errors import failure
 from firepool_broker.core.events import CancelRequested, ClientRenewed
 from firepool_broker.core.ids import JobId
-from firepool_broker.core.jobs import QUEUED, JobRecord, Row
-from firepool_broker.core.leases import Lease, Part, Phase
+from firepool_broker.core.jobs import BEING_STORED, NOT_STORED, QUEUED, JobRecord
+from firepool_broker.core.leases import ACTIVE, OVER, PREPARING, Lease
 from firepool_broker.core.pods import RUNNING
 from firepool_broker.core.state import State
 
@@ -39,10 +39,10 @@ def cancel(s: State, job: JobRecord, cause: Failure) -> None:
     if lease is None:
         admission.forget_inputs(s, job)
         queueing.end_waiting(s, job, cause)
-    elif lease.phase is Phase.PREPARING:
+    elif lease.phase is PREPARING:
         starts.undo(s, lease)
         queueing.end_waiting(s, job, cause)
-    elif lease.phase is Phase.RUNNING:
+    elif lease.phase is ACTIVE:
         s.emit(RecordCancel(job.id, job.version))
         job.version += 1
         endings.stop(s, lease, cause)
@@ -51,16 +51,16 @@ def cancel(s: State, job: JobRecord, cause: Failure) -> None:
 def store_failed(s: State, name: JobId, cause: Failure) -> None:
     """The row was not written: the submitter gets the error, the job is forgotten, a claim is undone."""
     job = s.jobs.get(name)
-    if job is None or job.row is not Row.WRITING:
+    if job is None or job.row is not BEING_STORED:
         return
     s.story.note(job, f"not stored: {cause.code}")
-    job.row = Row.NONE
+    job.row = NOT_STORED
     job.cancel = cause
     job.end = None
     admission.forget_inputs(s, job)
     if job.lease is None:
         queueing.end_waiting(s, job, cause)
-    elif job.lease.phase is Phase.PREPARING:
+    elif job.lease.phase is PREPARING:
         starts.undo(s, job.lease)
         queueing.end_waiting(s, job, cause)
     # Else a start was written behind the lost row: its answer, lost too, ends the job.
@@ -103,7 +103,7 @@ def _lease_timer(s: State, job: JobRecord, lease: Lease) -> None:
     if lease.stop_by and lease.stop_by <= now:
         lease.stop_by = 0.0
         for rank, pod in enumerate(lease.pods):
-            if lease.parts[rank] < Part.OVER and pod.lease is lease and pod.state is RUNNING:
+            if lease.parts[rank] < OVER and pod.lease is lease and pod.state is RUNNING:
                 fleet.retire(s, pod, "did not confirm that its attempt was stopped")
                 s.tend(pod.rack.pool)
     elif lease.start_by and lease.start_by <= now:

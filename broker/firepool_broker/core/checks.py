@@ -10,7 +10,7 @@ from firepool_broker.core.errors import InvariantBroken
 from firepool_broker.core.events import Event
 from firepool_broker.core.ids import JobId
 from firepool_broker.core.jobs import RUNNING, JobRecord
-from firepool_broker.core.leases import Lease, Part, Phase
+from firepool_broker.core.leases import COMMITTING, OVER, PREPARING, SETTLING, Lease
 from firepool_broker.core.pods import ASSIGNED, HELD, IDLE, RESETTING, RETIRING, PodRecord
 from firepool_broker.core.pods import RUNNING as POD_RUNNING
 from firepool_broker.core.racks import CATEGORY, PoolRecord
@@ -97,10 +97,10 @@ def _lease(s: State, lease: Lease) -> None:
     job = lease.job
     if job.lease is not lease:
         raise _broken(s, f"S1 lease {lease.attempt} is not its job's", job.id)
-    open_parts = sum(1 for part in lease.parts if part < Part.OVER)
+    open_parts = sum(1 for part in lease.parts if part < OVER)
     if open_parts != lease.open:
         raise _broken(s, f"lease {lease.attempt}: {lease.open} parts counted, {open_parts} open", job.id)
-    if lease.phase in (Phase.PREPARING, Phase.COMMITTING, Phase.SETTLING):
+    if lease.phase in (PREPARING, COMMITTING, SETTLING):
         _whole(s, lease)
     elif job.state is not RUNNING:
         raise _broken(s, f"S3 attempt {lease.attempt} is {lease.phase.name}, but the job is {job.state}", job.id)

@@ -10,7 +10,7 @@ from firepool_broker.core.racks import IDLE as IDLE_PODS
 from firepool_broker.core.state import State
 
 #: Pods retired by one pass at most: the rest follows in the next call, so that no `handle` is long.
-SLICE = 256
+SLICE = 128
 
 
 def tend(s: State, pool: PoolRecord) -> bool:

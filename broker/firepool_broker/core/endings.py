@@ -22,7 +22,7 @@ from firepool_broker.core.events import (
 )
 from firepool_broker.core.ids import AttemptId, job_of
 from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, SUCCEEDED, JobRecord
-from firepool_broker.core.leases import Lease, Part, Phase
+from firepool_broker.core.leases import ACTIVE, ENDING, OVER, PREPARING, VERIFIED, Lease
 from firepool_broker.core.pods import RESETTING, RUNNING, PodRecord
 from firepool_broker.core.state import State
 from firepool_wire.words import Fault
@@ -43,7 +43,7 @@ _SUCCESS = rows.Verdict(SUCCEEDED, None)
 def attempt_ended(s: State, event: AttemptEnded) -> None:
     """The exit record of one pod's part: the pod goes its way at once, the attempt ends with its last part."""
     found = s.lease_of(event.attempt, event.pod)
-    if found is None or found[0].phase is not Phase.RUNNING:
+    if found is None or found[0].phase is not ACTIVE:
         return
     lease, rank = found
     _part_over(s, lease, rank, event.exit, event.exit.failure)
@@ -54,10 +54,10 @@ def attempt_ended(s: State, event: AttemptEnded) -> None:
 def launch_failed(s: State, event: LaunchFailed) -> None:
     """A failure for the whole set (S40). The part is over only when the reset proves that nothing of it runs."""
     found = s.lease_of(event.attempt, event.pod)
-    if found is None or found[0].phase is not Phase.RUNNING:
+    if found is None or found[0].phase is not ACTIVE:
         return
     lease, rank = found
-    if lease.parts[rank] < Part.OVER:
+    if lease.parts[rank] < OVER:
         _release(s, lease, rank)
         _blame(s, lease, rank, event.failure, None)
 
@@ -81,11 +81,11 @@ def pod_gone(s: State, lease: Lease, rank: int, event: PodGone) -> None:
     """A pod of the set is verified gone: its part is over, and nothing of it runs any more."""
     if s.leases.get(lease.attempt) is not lease:
         return
-    if lease.phase is Phase.PREPARING:
+    if lease.phase is PREPARING:
         starts.undo(s, lease)
         starts.place(s, lease.job)
         return
-    if lease.parts[rank] < Part.OVER:
+    if lease.parts[rank] < OVER:
         name = lease.pods[rank].name
         code = "OOM" if event.oom else "HostLost"
         what = "used more memory than it has" if event.oom else "was lost"
@@ -96,7 +96,7 @@ def pod_gone(s: State, lease: Lease, rank: int, event: PodGone) -> None:
 
 def proven_over(s: State, lease: Lease, rank: int, ended: Exit | None, cause: Failure | None) -> None:
     """A probe showed that the part does not run (any more): as an exit record, or because it never was launched."""
-    if lease.parts[rank] < Part.OVER:
+    if lease.parts[rank] < OVER:
         _part_over(s, lease, rank, ended, cause)
         _release(s, lease, rank)
         _finish(s, lease)
@@ -104,14 +104,14 @@ def proven_over(s: State, lease: Lease, rank: int, ended: Exit | None, cause: Fa
 
 def ask_again(s: State, lease: Lease, pod: PodRecord) -> None:
     """A pod that is being deleted as unreachable answered: what became of its part?"""
-    if s.leases.get(lease.attempt) is lease and lease.parts[pod.rank] < Part.OVER:
+    if s.leases.get(lease.attempt) is lease and lease.parts[pod.rank] < OVER:
         s.emit(ProbeAttempt(lease.attempt, pod.name))
 
 
 def _part_over(s: State, lease: Lease, rank: int, ended: Exit | None, cause: Failure | None) -> None:
-    if lease.parts[rank] >= Part.OVER:
+    if lease.parts[rank] >= OVER:
         return
-    lease.parts[rank] = Part.OVER
+    lease.parts[rank] = OVER
     lease.exits[rank] = ended
     lease.open -= 1
     job = lease.job
@@ -129,7 +129,7 @@ def _blame(s: State, lease: Lease, rank: int, cause: Failure, ended: Exit | None
     if lease.cause is not None:
         return
     lease.cause, lease.cause_rank, lease.cause_exit = cause, rank, ended
-    if lease.open and len(lease.pods) > 1 and lease.phase is Phase.RUNNING:
+    if lease.open and len(lease.pods) > 1 and lease.phase is ACTIVE:
         stop(s, lease, failure("RankFailed", f"rank {rank} failed first: {cause.code}", rank=rank, code=cause.code))
 
 
@@ -138,7 +138,7 @@ def stop(s: State, lease: Lease, cause: Failure) -> None:
     if lease.cause is None:
         lease.cause = cause
     for rank, pod in enumerate(lease.pods):
-        if lease.parts[rank] < Part.OVER and pod.state is RUNNING and pod.lease is lease:
+        if lease.parts[rank] < OVER and pod.state is RUNNING and pod.lease is lease:
             s.emit(StopAttempt(lease.attempt, pod.name, cause))
     lease.start_by = lease.run_by = 0.0
     lease.stop_by = s.now + STOP_WAIT_S
@@ -161,10 +161,10 @@ def _release(s: State, lease: Lease, rank: int) -> None:
 
 def _verified(s: State, lease: Lease, rank: int) -> None:
     """Nothing of the attempt runs on this pod: that also ends a part whose exit record will never come."""
-    if lease.parts[rank] is Part.VERIFIED:
+    if lease.parts[rank] is VERIFIED:
         return
     _part_over(s, lease, rank, None, None)
-    lease.parts[rank] = Part.VERIFIED
+    lease.parts[rank] = VERIFIED
     lease.unverified -= 1
     _finish(s, lease)
 
@@ -174,13 +174,13 @@ def _verified(s: State, lease: Lease, rank: int) -> None:
 
 def _finish(s: State, lease: Lease) -> None:
     """When every part is over: write what the job ends as, or its re-queue."""
-    if lease.open or lease.phase is not Phase.RUNNING or s.leases.get(lease.attempt) is not lease:
+    if lease.open or lease.phase is not ACTIVE or s.leases.get(lease.attempt) is not lease:
         return
     job = lease.job
     verdict = _verdict(lease)
     if verdict.state is CANCELLED and lease.unverified:
         return
-    lease.phase = Phase.ENDING
+    lease.phase = ENDING
     rows.commit_end(s, job, verdict, lease.exits[0])
 
 

@@ -69,7 +69,7 @@ from firepool_broker.core.story import DEFAULT_CAPACITY
 TICK_S = 3.0
 RECONCILE_S = 30.0
 #: Claims, timers and other pieces of work per call at most; the rest goes on in the next.
-SLICE = 256
+SLICE = 128
 
 
 class Engine:
@@ -131,7 +131,9 @@ class Engine:
             self._ask_to_be_woken(s)
         effects = s.out[:]
         s.out.clear()
-        self._last_event, self._last_effects = event, effects
+        # For the quick check; a start is not kept, it is as large as the fleet.
+        self._last_event = event if type(event) is not BrokerStarted else Woke()
+        self._last_effects = effects
         return effects
 
     # -- the rooms --------------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ class Row(IntEnum):
     STORED = 2
 
 
+NOT_STORED, BEING_STORED, STORED = Row
+
 #: state → states that may follow.
 NEXT: dict[JobState | None, frozenset[JobState]] = {
     state: frozenset(to for (start, to) in EDGES if start is state) for state in (None, *JobState)

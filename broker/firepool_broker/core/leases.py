@@ -44,6 +44,12 @@ class Part(IntEnum):
     VERIFIED = 5
 
 
+# Members by their own names: on the hot path a lookup in an enumeration costs as much as a call.
+PREPARING, COMMITTING, SETTLING, ENDING = Phase.PREPARING, Phase.COMMITTING, Phase.SETTLING, Phase.ENDING
+ACTIVE = Phase.RUNNING
+CLAIMED, PREPARED, LAUNCHED, STARTED, OVER, VERIFIED = Part
+
+
 class Lease:
     """A claimed pod set and the attempt that has it."""
 
@@ -61,7 +67,7 @@ class Lease:
     unverified = 1
     #: Why a warmer path was closed to this claim; the job keeps only the first such reason.
     why: WhyNotWarmer | None = None
-    phase = Phase.PREPARING
+    phase = PREPARING
     #: Written once, already running: the start inserts the row.
     insert = False
     #: Parts that are prepared, and parts that run user code.
@@ -103,7 +109,7 @@ class Lease:
     def begin(self) -> None:
         """The saga begins: keep track of every part."""
         count = len(self.pods)
-        self.parts = [Part.CLAIMED] * count
+        self.parts = [CLAIMED] * count
         self.exits: list[Exit | None] = [None] * count
         self.names = (self.pods[0].name,) if count == 1 else tuple([pod.name for pod in self.pods])
 

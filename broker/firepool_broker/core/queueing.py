@@ -5,7 +5,7 @@ from math import inf
 from firepool_broker.core import rows
 from firepool_broker.core.asks import Failure
 from firepool_broker.core.errors import failure
-from firepool_broker.core.jobs import QUEUED, JobRecord, Row
+from firepool_broker.core.jobs import NOT_STORED, QUEUED, JobRecord
 from firepool_broker.core.racks import PoolRecord
 from firepool_broker.core.reuse import boundary_key
 from firepool_broker.core.state import State
@@ -20,7 +20,7 @@ def wait(s: State, job: JobRecord) -> None:
         limit = job.pool.pool.queue_timeout_s if limit is None else limit
         if limit is not None:
             job.queue_until = s.now + limit
-    if job.row is Row.NONE:
+    if job.row is NOT_STORED:
         rows.store(s, job, QUEUED)
     if job.not_before <= s.now:
         _push(s, job)
@@ -45,7 +45,7 @@ def end_waiting(s: State, job: JobRecord, cause: Failure) -> None:
     """End a job that has no attempt: what is stored is ended in the store, what is not is refused."""
     leave(s, job)
     job.cancel = cause
-    if job.row is Row.NONE:
+    if job.row is NOT_STORED:
         rows.refuse(s, job, cause)
         forget(s, job, cause)
         return

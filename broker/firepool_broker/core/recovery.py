@@ -11,8 +11,8 @@ from firepool_broker.core.effects import FollowAttempt, ProbeAttempt, ResetPod, 
 from firepool_broker.core.errors import failure
 from firepool_broker.core.events import AttemptProbed, BrokerStarted, PodGone
 from firepool_broker.core.ids import PodName, Sku
-from firepool_broker.core.jobs import PENDING, QUEUED, RUNNING, JobRecord, Row
-from firepool_broker.core.leases import Lease, Part, Phase
+from firepool_broker.core.jobs import PENDING, QUEUED, RUNNING, STORED, JobRecord
+from firepool_broker.core.leases import ACTIVE, STARTED, Lease
 from firepool_broker.core.pods import RUNNING as POD_RUNNING
 from firepool_broker.core.pods import PodRecord
 from firepool_broker.core.pools import Pool
@@ -53,7 +53,7 @@ def _job(s: State, found: FoundJob, bound: dict[PodName, Binding], places: _Plac
     strength = fleet.demanded(pool, ask.isolation) if ask.isolation else 0
     job = JobRecord(ask, pool, s.quota.of(ask.caller), strength)
     s.jobs[ask.job] = job
-    job.state, job.row, job.version, job.accepted = found.state, Row.STORED, found.version, True
+    job.state, job.row, job.version, job.accepted = found.state, STORED, found.version, True
     job.next_attempt(found.retry_count, found.infra_retries)
     s.story.note(job, f"found {found.state}")
     if ask.client_lease_s is not None:
@@ -89,7 +89,7 @@ def _lease(s: State, job: JobRecord, found: FoundJob, bound: dict[PodName, Bindi
     lease.begin()
     lease.path, lease.retire_after = found.path or witnesses.UNKNOWN_PATH, flags
     lease.dedicated = (False,) * len(names)
-    lease.phase = Phase.RUNNING
+    lease.phase = ACTIVE
     lease.cause = job.cancel
     lease.at_claimed = lease.at_committed = found.started_at if found.started_at is not None else s.now
     job.why = witnesses.reason(found.why_not_warmer)
@@ -176,7 +176,7 @@ def _pool(s: State, sku: Sku) -> PoolRecord:
 def probed(s: State, event: AttemptProbed) -> None:
     """One pod of a running attempt is accounted for, or stays unaccounted for."""
     place = s.lease_of(event.attempt, event.pod)
-    if place is None or place[0].phase is not Phase.RUNNING:
+    if place is None or place[0].phase is not ACTIVE:
         return
     lease, rank = place
     pod = lease.pods[rank]
@@ -205,8 +205,8 @@ def _live(s: State, lease: Lease, pod: PodRecord) -> None:
     if pod.lease is not lease or pod.state is not POD_RUNNING:
         return
     s.emit(FollowAttempt(lease.attempt, (pod.name,)))
-    if lease.parts[pod.rank] < Part.STARTED:
-        lease.parts[pod.rank] = Part.STARTED
+    if lease.parts[pod.rank] < STARTED:
+        lease.parts[pod.rank] = STARTED
         lease.started += 1
         if lease.started == len(lease.pods):
             starts.bound_run(s, lease)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from firepool_broker.core.asks import Exit, Failure
 from firepool_broker.core.effects import Accept, CommitEnd, CommitStart, Notify, Refuse, StoreJob
 from firepool_broker.core.ids import JobId
-from firepool_broker.core.jobs import CANCELLED, FAILED, QUEUED, JobRecord, Row
-from firepool_broker.core.leases import Lease, Phase
+from firepool_broker.core.jobs import BEING_STORED, CANCELLED, FAILED, NOT_STORED, QUEUED, STORED, JobRecord
+from firepool_broker.core.leases import COMMITTING, Lease
 from firepool_broker.core.state import State
 from firepool_wire.words import Fault, JobState
 
@@ -16,7 +16,7 @@ from firepool_wire.words import Fault, JobState
 def store(s: State, job: JobRecord, state: JobState) -> None:
     """Insert the row; the submitter is answered when it is durable."""
     s.move(job, state)
-    job.row = Row.WRITING
+    job.row = BEING_STORED
     job.version = 1
     s.emit(StoreJob(job.ask, state))
 
@@ -25,8 +25,8 @@ def stored(s: State, name: JobId) -> None:
     """The row is durable: the submitter has its answer, the job is ours to keep."""
     job = s.jobs.get(name)
     if job is not None:
-        if job.row is Row.WRITING:
-            job.row = Row.STORED
+        if job.row is BEING_STORED:
+            job.row = STORED
         accept(s, job)
 
 
@@ -48,10 +48,10 @@ def refuse(s: State, job: JobRecord, cause: Failure) -> None:
 def commit_start(s: State, lease: Lease) -> None:
     """Write the start with its bindings: as the job's first write where nothing is stored yet."""
     job = lease.job
-    lease.phase = Phase.COMMITTING
-    lease.insert = job.row is Row.NONE
+    lease.phase = COMMITTING
+    lease.insert = job.row is NOT_STORED
     if lease.insert:
-        job.row = Row.WRITING
+        job.row = BEING_STORED
         job.version = 0
     ask = job.ask
     s.emit(
@@ -121,16 +121,25 @@ def notify(s: State, job: JobRecord) -> None:
 
 def _times(job: JobRecord, lease: Lease | None) -> tuple[tuple[str, float], ...]:
     """The milestones that were reached."""
-    times = [("submitted", job.ask.submitted_at), ("accepted", job.at_accepted), ("queued", job.at_queued)]
-    if lease is not None:
-        times += [
-            ("claimed", lease.at_claimed),
-            ("prepared", lease.at_prepared),
-            ("committed", lease.at_committed),
-            # No standby yet: the gate of a pod's own card is open when its start is committed.
-            ("gate_open", lease.at_committed),
-            ("launched", lease.at_launched),
-            ("first_instruction", lease.at_first),
-            ("ended", lease.at_ended),
-        ]
-    return tuple([milestone for milestone in times if milestone[1] >= 0.0])
+    before = (("submitted", job.ask.submitted_at), ("accepted", job.at_accepted), ("queued", job.at_queued))
+    if lease is None:
+        return _reached(before)
+    after: tuple[tuple[str, float], ...] = (
+        ("claimed", lease.at_claimed),
+        ("prepared", lease.at_prepared),
+        ("committed", lease.at_committed),
+        # No standby yet: the gate of a pod's own card is open when its start is committed.
+        ("gate_open", lease.at_committed),
+        ("launched", lease.at_launched),
+        ("first_instruction", lease.at_first),
+        ("ended", lease.at_ended),
+    )
+    if lease.at_first < 0.0 or lease.at_launched < 0.0 or lease.at_prepared < 0.0:
+        after = _reached(after)
+    if job.at_queued < 0.0:
+        return (*before[:2], *after) if job.at_accepted >= 0.0 else (before[0], *after)
+    return (*_reached(before), *after)
+
+
+def _reached(milestones: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    return tuple([milestone for milestone in milestones if milestone[1] >= 0.0])

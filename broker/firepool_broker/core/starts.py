@@ -11,8 +11,18 @@ from firepool_broker.core.asks import Failure
 from firepool_broker.core.effects import AbandonLease, LaunchAttempt, MarkRunning, Notify, PrepareLease, SettleCommit
 from firepool_broker.core.events import CommitLost, FirstInstruction, Launched, LeasePrepared, LeasePrepareFailed
 from firepool_broker.core.ids import AttemptId
-from firepool_broker.core.jobs import QUEUED, RUNNING, JobRecord, Row
-from firepool_broker.core.leases import Lease, Part, Phase
+from firepool_broker.core.jobs import NOT_STORED, QUEUED, RUNNING, STORED, JobRecord
+from firepool_broker.core.leases import (
+    ACTIVE,
+    CLAIMED,
+    COMMITTING,
+    LAUNCHED,
+    PREPARED,
+    PREPARING,
+    SETTLING,
+    STARTED,
+    Lease,
+)
 from firepool_broker.core.pods import ASSIGNED, PodRecord
 from firepool_broker.core.quota import Usage
 from firepool_broker.core.state import State
@@ -59,7 +69,7 @@ def try_start(s: State, job: JobRecord) -> bool:
     emit = s.emit
     for pod in found.pods:
         emit(PrepareLease(found.attempt, pod.name, ask.caller, ask.person, ask.queue, ask.tag))
-    if job.row is Row.NONE:
+    if job.row is NOT_STORED:
         due = s.now + STORE_AFTER_S
         s.store_by.append((due, found))
         if due < s.timers.earliest:
@@ -72,21 +82,21 @@ def try_start(s: State, job: JobRecord) -> bool:
 def store_late(s: State) -> None:
     """Write jobs QUEUED whose lease was not prepared in time."""
     waiting = s.store_by
-    while waiting and (waiting[0][0] <= s.now or waiting[0][1].job.row is not Row.NONE):
+    while waiting and (waiting[0][0] <= s.now or waiting[0][1].job.row is not NOT_STORED):
         _, lease = waiting.popleft()
         job = lease.job
-        if job.lease is lease and job.row is Row.NONE and lease.phase is Phase.PREPARING:
+        if job.lease is lease and job.row is NOT_STORED and lease.phase is PREPARING:
             rows.store(s, job, QUEUED)
 
 
 def prepared(s: State, event: LeasePrepared) -> None:
     """One agent has the attempt on its disk. The last one lets the start be written."""
     lease = s.leases.get(event.attempt)
-    if lease is None or lease.phase is not Phase.PREPARING:
+    if lease is None or lease.phase is not PREPARING:
         return
     for pod in lease.pods:
-        if pod.name == event.pod and lease.parts[pod.rank] is Part.CLAIMED:
-            lease.parts[pod.rank] = Part.PREPARED
+        if pod.name == event.pod and lease.parts[pod.rank] is CLAIMED:
+            lease.parts[pod.rank] = PREPARED
             lease.prepared += 1
             if lease.prepared == len(lease.pods):
                 lease.job.pool.unfit = 0
@@ -101,7 +111,7 @@ def prepare_failed(s: State, event: LeasePrepareFailed) -> None:
     New pods that fail so, one after another, slow the pool down as failed creations do: their image may be broken.
     """
     lease = s.leases.get(event.attempt)
-    if lease is None or lease.phase is not Phase.PREPARING:
+    if lease is None or lease.phase is not PREPARING:
         return
     s.story.note(lease.job, f"lease not prepared on {event.pod}: {event.failure.code}")
     pool = lease.job.pool
@@ -141,11 +151,9 @@ def _back(s: State, pod: PodRecord) -> None:
     if pod.doomed:
         fleet.retire(s, pod, "its lease could not be prepared")
     elif pod.owner is not None:
-        if pod.hold_deadline <= s.now and not pod.rack.stale:
-            fleet.retire(s, pod, "hold expired")
-        else:
-            s.timers.arm_by(pod, pod.hold_deadline)
-            s.feed_owner(pool, pod.owner)
+        # A hold that ran out meanwhile fires before anybody is fed.
+        s.timers.arm_by(pod, pod.hold_deadline)
+        s.feed_owner(pool, pod.owner)
     elif not pod.single_use:
         s.timers.arm_by(pod, pod.ready_at + pool.pool.idle_timeout_s)
 
@@ -168,12 +176,12 @@ def freed(s: State, usage: Usage) -> None:
 def committed(s: State, attempt: AttemptId) -> Lease | None:
     """The start is durable: user code may run. Returns the lease; None for an answer that nobody waits for."""
     lease = s.leases.get(attempt)
-    if lease is None or lease.phase not in (Phase.COMMITTING, Phase.SETTLING):
+    if lease is None or lease.phase not in (COMMITTING, SETTLING):
         return None
     job = lease.job
-    lease.phase = Phase.RUNNING
+    lease.phase = ACTIVE
     lease.at_committed = s.now
-    job.row = Row.STORED
+    job.row = STORED
     job.version += 1
     job.lost_commits = 0
     s.move(job, RUNNING)
@@ -202,20 +210,20 @@ def launch(s: State, lease: Lease) -> None:
 def commit_unknown(s: State, attempt: AttemptId) -> None:
     """The connection was lost inside the commit: read the row back; until then nothing is returned or launched."""
     lease = s.leases.get(attempt)
-    if lease is not None and lease.phase is Phase.COMMITTING:
-        lease.phase = Phase.SETTLING
+    if lease is not None and lease.phase is COMMITTING:
+        lease.phase = SETTLING
         s.emit(SettleCommit(attempt))
 
 
 def commit_lost(s: State, event: CommitLost) -> None:
     """The start was not written: the claim is undone exactly, and the job waits a little before it claims again."""
     lease = s.leases.get(event.attempt)
-    if lease is None or lease.phase not in (Phase.COMMITTING, Phase.SETTLING):
+    if lease is None or lease.phase not in (COMMITTING, SETTLING):
         return
     job = lease.job
     s.story.note(job, f"commit lost: {event.failure.code}")
     if lease.insert:
-        job.row = Row.NONE
+        job.row = NOT_STORED
     # The store may be down: do not claim and lose again at once.
     job.lost_commits += 1
     job.not_before = s.now + min(_LOST_LAST_S, _LOST_FIRST_S * 2.0 ** min(job.lost_commits - 1, 10))
@@ -241,23 +249,23 @@ def _ended_elsewhere(s: State, job: JobRecord, cause: Failure) -> None:
 def launched(s: State, event: Launched) -> None:
     """One agent released the attempt's process."""
     found = s.lease_of(event.attempt, event.pod)
-    if found is None or found[0].phase is not Phase.RUNNING:
+    if found is None or found[0].phase is not ACTIVE:
         return
     lease, rank = found
-    if lease.parts[rank] < Part.LAUNCHED:
-        lease.parts[rank] = Part.LAUNCHED
+    if lease.parts[rank] < LAUNCHED:
+        lease.parts[rank] = LAUNCHED
         lease.at_launched = s.now
 
 
 def first_instruction(s: State, event: FirstInstruction) -> None:
     """User code runs on one pod; on all of them the start time-out is over and the run time-out counts."""
     found = s.lease_of(event.attempt, event.pod)
-    if found is None or found[0].phase is not Phase.RUNNING:
+    if found is None or found[0].phase is not ACTIVE:
         return
     lease, rank = found
-    if lease.parts[rank] >= Part.STARTED:
+    if lease.parts[rank] >= STARTED:
         return
-    lease.parts[rank] = Part.STARTED
+    lease.parts[rank] = STARTED
     lease.started += 1
     lease.at_first = max(lease.at_first, event.at)
     if lease.started == len(lease.pods):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from firepool_broker.core.ids import AttemptId, Caller, Card, JobId, PodName, Queue, ReuseTag, Sku, TemplateDigest
 from firepool_broker.core.jobs import JobRecord
-from firepool_broker.core.leases import Part
+from firepool_broker.core.leases import OVER
 from firepool_broker.core.pods import PodRecord
 from firepool_broker.core.racks import PoolRecord
 from firepool_wire.words import JobState, Path, PodState
@@ -165,7 +165,7 @@ def pool_view(pool: PoolRecord) -> PoolView:
 def attempt_on(pod: PodRecord) -> Attempt | None:
     """The attempt that has the pod and is not over on it."""
     lease = pod.lease
-    if lease is None or lease.parts[pod.rank] >= Part.OVER:
+    if lease is None or lease.parts[pod.rank] >= OVER:
         return None
     return Attempt(
         attempt=lease.attempt, job=lease.job.id, rank=pod.rank, pods=tuple(member.name for member in lease.pods)
