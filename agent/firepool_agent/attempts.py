@@ -110,9 +110,16 @@ class Attempts:
         return self._spare
 
     async def _take_spare(self) -> Cell:
-        """The waiting process; one that died with its zygote is replaced. Raises: Internal."""
+        """The waiting process; one that died with its zygote, waiting or still being made, is replaced. Raises: Internal."""
+        begun_before = self._spare is not None
         while True:
-            cell = await asyncio.shield(self.make_spare())
+            try:
+                cell = await asyncio.shield(self.make_spare())
+            except FirepoolError:
+                if not begun_before:
+                    raise
+                begun_before = False
+                continue
             self._spare = None
             if cell.alive():
                 return cell
@@ -172,7 +179,7 @@ class Attempts:
     async def _launch(self, attempt: Attempt, cell: Cell, message: Launch) -> Launched:
         asked = time.monotonic()
         try:
-            inputs = await Inputs.gather(self._parts, cell.slot, message)
+            inputs = await Inputs.gather(self._parts, cell.slot, message, attempt.log.note)
             if attempt.stopped is not None:
                 raise attempt.stopped
             with inputs.opened() as blobs:

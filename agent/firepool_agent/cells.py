@@ -68,15 +68,15 @@ class Cell:
     def kill(self) -> None:
         """SIGKILL the guard, and with it everything in the attempt's PID namespace; elsewhere at least these two."""
         for pid in (self.guard, self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if pid:  # 0 = not told yet; to `kill` it would mean our own process group
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def discard(self) -> None:
         """End a process that was never given anything to run, and close every descriptor of it."""
         if self.closed:
             return
-        if self.guard:
-            self.kill()
+        self.kill()
         os.close(self.out)
         os.close(self.err)
         self.close()
@@ -152,7 +152,13 @@ class Zygote:
         given = (status_w, theirs.fileno(), out_w, err_w, stacks_w)
         made = Cell(slot, self.pid, 0, 0, ours, out_r, err_r, stacks_r, status_r)
         try:
-            socket.send_fds(self._sock, [json.dumps(asdict(slot)).encode()], given)
+            try:
+                socket.send_fds(self._sock, [json.dumps(asdict(slot)).encode()], given)
+            finally:
+                # Now, not later: whoever waits at our ends hears of the process's death only if nobody else holds these.
+                theirs.close()
+                for fd in (status_w, out_w, err_w, stacks_w):
+                    os.close(fd)
             answer = await self._answer(FORK_TIMEOUT_S, "fork")
             if "error" in answer:
                 raise Internal(f"the zygote could not fork: {answer['error']}")
@@ -161,10 +167,6 @@ class Zygote:
         except (OSError, TimeoutError, Internal) as why:
             made.discard()
             raise why if isinstance(why, Internal) else Internal(f"no waiting process came: {why!r}") from None
-        finally:
-            theirs.close()
-            for fd in (status_w, out_w, err_w, stacks_w):
-                os.close(fd)
         return made
 
     async def _answer(self, timeout_s: float, what: str) -> dict[str, Any]:
@@ -217,7 +219,10 @@ async def _waiting(sock: socket.socket) -> int:
     came: asyncio.Future[int] = loop.create_future()
 
     def readable() -> None:
-        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        try:
+            data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError:  # it died with something of ours unread
+            data, ancillary = b"", []
         if came.done():
             return
         if data != WAITING or not ancillary:

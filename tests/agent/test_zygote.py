@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,25 @@ def test_requirements_that_do_not_exist_fail_the_launch_with_the_installers_word
         )
     assert "nosuch" in refused.value.details["log"]
     assert isinstance(agent.finish(attempt).error, DependencyInstallError)
+
+
+def test_discarding_a_process_that_never_came_harms_nobody() -> None:
+    code = """
+        import os, socket
+        from firepool_agent.cells import Cell
+        from firepool_agent.scratch import Slot
+        ours, theirs = socket.socketpair()
+        ends = [os.pipe()[0] for _ in range(4)]
+        slot = Slot.__new__(Slot)
+        Cell(slot, 0, 0, 0, ours, *ends).discard()
+        print("alive")
+    """
+    house = str(Path(__file__).resolve().parents[2] / "agent")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={"PYTHONPATH": house},
+        capture_output=True,
+        text=True,
+        start_new_session=True,  # a signal to "our process group" must not end the tests
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done
