@@ -45,6 +45,10 @@ class EventLog:
         self.size += len(data)
         self._wake()
 
+    def note(self, message: str) -> None:
+        """Add a sentence for the job's story."""
+        self.append(frames.pack(Kind.NOTE, json.dumps({"message": message}).encode()))
+
     def end(self, *parts: bytes) -> None:
         """Add the last frames and END."""
         self.append(*parts, frames.pack(Kind.END, b""))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from firepool_agent.scratch import Slot
 from firepool_wire.agentapi import Launch
 from firepool_wire.errors import BadRequest, SerializationMismatch, StoreUnavailable
 from firepool_wire.jobspec import Requirements
+
+#: Takes one sentence for the job's story.
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,14 @@ class Inputs:
     blobs: dict[str, Path]
 
     @classmethod
-    async def gather(cls, parts: Parts, slot: Slot, launch: Launch) -> "Inputs":
-        """Fetch, unpack, install. Raises: FirepoolError: whose fault it is, it says."""
+    async def gather(cls, parts: Parts, slot: Slot, launch: Launch, note: Note) -> "Inputs":
+        """Unpack, install; what took time is noted for the job's story. Raises: FirepoolError: whose fault it is, it says."""
         if (launch.function is None) == (launch.argv is None):
             raise BadRequest("a launch has either a function or an argv", field="entrypoint")
         check_formats(launch, parts.zygote.about)
         work, home, tmp = job_paths(parts.config, slot)
-        package = await _package(parts, launch)
-        layer = await _layer(parts, launch)
+        package = await _package(parts, launch, note)
+        layer = await _layer(parts, launch, note)
         paths = [] if package is None else [work]
         if layer is not None:
             paths.append(layer_path(parts.config, layer.path))
@@ -55,6 +58,9 @@ class Inputs:
         if launch.run_timeout_s is not None:
             # Wall clock, for `context().deadline`: everything slow (fetch, unpack, install) lies behind us here.
             variables["FIREPOOL_DEADLINE"] = f"{time.time() + launch.run_timeout_s:.3f}"
+        fresh = _why_fresh(variables, package, layer, parts.zygote.loaded())
+        if fresh is not None and launch.function is not None:
+            note(f"started a fresh interpreter: {fresh}")
         return cls(
             launch=launch,
             env=env.with_paths(variables, paths),
@@ -62,7 +68,7 @@ class Inputs:
             paths=paths,
             package=package,
             layers=[] if layer is None else [layer.path],
-            fresh=_why_fresh(variables, package, layer, parts.zygote.loaded()),
+            fresh=fresh,
             blobs=_blobs(parts, launch),
         )
 
@@ -95,22 +101,32 @@ class Inputs:
         )
 
 
-async def _package(parts: Parts, launch: Launch) -> str | None:
+async def _package(parts: Parts, launch: Launch, note: Note) -> str | None:
     """Tree of the code package, unpacked off the event loop when it is new. Raises: PackageError."""
     if launch.package is None:
         return None
     archive = str(parts.blobs.path(launch.package))
     if (cached := parts.unpacker.cached(launch.package)) is not None:
         return cached
-    return await asyncio.to_thread(parts.unpacker.tree, launch.package, archive)
+    began = time.monotonic()
+    tree = await asyncio.to_thread(parts.unpacker.tree, launch.package, archive)
+    note(f"unpacked package {launch.package[:19]} in {_ms_since(began)} ms")
+    return tree
 
 
-async def _layer(parts: Parts, launch: Launch) -> Layer | None:
+async def _layer(parts: Parts, launch: Launch, note: Note) -> Layer | None:
     """The requirements as an installed tree. Raises: DependencyInstallError."""
     if launch.requirements is None:
         return None
     wanted = Requirements(text=launch.requirements["text"], mode=launch.requirements.get("mode"))
-    return await parts.layers.ensure(wanted, launch.installer, parts.zygote.loaded())
+    began = time.monotonic()
+    layer = await parts.layers.ensure(wanted, launch.installer, parts.zygote.loaded())
+    note(f"requirements {layer.digest[:19]} were there after {_ms_since(began)} ms")
+    return layer
+
+
+def _ms_since(began_s: float) -> int:
+    return round((time.monotonic() - began_s) * 1000)
 
 
 def _why_fresh(

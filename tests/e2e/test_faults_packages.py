@@ -77,6 +77,8 @@ def needs(venue: Venue, text: str, code: str, **fields: Any) -> Any:
 def test_requirements_from_the_pools_wheelhouse_are_there(venue: Venue) -> None:
     body = needs(venue, "alpha", "import alpha; print(alpha.version)")
     assert (body["state"], venue.log(body)) == ("SUCCEEDED", "1\n"), body
+    told = venue.broker.json("GET", f"/v1/jobs/{body['id']}/explain")["text"]
+    assert "requirements sha256:" in told, told
     assert venue.recovered(body) == "verified"
 
 

@@ -1,6 +1,6 @@
 """Why a job waits, or how it got its pods and why not warmer ones: in fields for programs and in words for people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fastapi import Request, Response
 from typing_extensions import TypedDict
@@ -90,7 +90,7 @@ async def explain(request: Request, job: str) -> Response:
         "retry_count": row.retry_count,
         "error": body["error"],
         "story": runner.engine.story_of(job),
-        "text": "\n".join(_sentences(body)),
+        "text": "\n".join((*_sentences(body), *_of_notes(row.facts.get("notes") or ()))),
     }
     return answer(told)
 
@@ -112,6 +112,13 @@ def _sentences(body: JobBody) -> Iterator[str]:
         yield f"It was started again {body['retry_count']} times."
     if body["error"] is not None:
         yield f"{body['error']['code']} ({body['error']['fault']} fault): {body['error']['message']}"
+
+
+def _of_notes(notes: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    """What the agents noted while they made the attempt's inputs ready."""
+    told = [str(note.get("message", "")) for note in notes]
+    if told:
+        yield f"In the pod: {'; '.join(told)}."
 
 
 def _of_waiting(waiting: WaitingBody) -> Iterator[str]:
