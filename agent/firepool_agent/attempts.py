@@ -205,7 +205,7 @@ class Attempts:
         order = inputs.order(attempt.id, blobs).pack()
         meter = Meter(config, self._parts.group, cell.guard, inputs.launch.memory_bytes)
         attempt.running = Running(cell, work, attempt.log, meter)
-        attempt.running.record.add_done_callback(lambda done: self._finish(attempt, done.result()))
+        attempt.running.record.add_done_callback(lambda done: self._ended(attempt, done.result()))
         attempt.state = State.RUNNING
         return Launched(at_s=await attempt.running.release(order, list(blobs.values())))
 
@@ -215,6 +215,13 @@ class Attempts:
         record = ExitRecord(attempt=attempt.id, error=error.to_json(), ended_at_s=time.monotonic())
         attempt.log.end(exit_frame(record))
         self._finish(attempt, record)
+
+    def _ended(self, attempt: Attempt, record: ExitRecord) -> None:
+        """Its process has ended. Where its namespace took everything along, the next one is forked while the broker hears of
+        it and asks for the reset: a busy pod would wait for that fork (the reset leaves it alone)."""
+        self._finish(attempt, record)
+        if self._parts.config.nested:
+            self.make_spare()
 
     def _finish(self, attempt: Attempt, record: ExitRecord) -> None:
         attempt.exit = record
