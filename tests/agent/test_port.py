@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+
 from firepool_broker.conformance.agents import AgentConformance
 from firepool_broker.shell.agents import Agents
-
 from tests.agent.driver import Client
 
 
