@@ -1,4 +1,7 @@
-"""What is taken, what is refused at once, and what waits for the results of others (spec §2)."""
+"""What is taken, what is refused at once, and what waits for the results of others (spec §2).
+
+Rooms: `admission`, `configuring`, `queueing`, `reasons`.
+"""
 
 import pytest
 

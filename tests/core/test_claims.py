@@ -1,4 +1,7 @@
-"""The claim order with its paths and reasons (spec §3), on a tracker without an engine around it."""
+"""The claim order with its paths and reasons (spec §3), on a tracker without an engine around it.
+
+Rooms: `claims`, `tracker`, `racks`, `leases`, `quota`.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""Pods appear and disappear as the scaler's numbers say (spec §6): token bucket, keep-alive, floors, drains, single use."""
+"""Pods appear and disappear as the scaler's numbers say (spec §6): token bucket, keep-alive, floors, drains, single use.
+
+Rooms: `controller`, `fleet`, `podlife`.
+"""
 
 from firepool_broker.core.effects import CreatePod, DeletePod
 from firepool_broker.core.events import CancelRequested, PodCreateFailed, PoolsConfigured

@@ -1,4 +1,7 @@
-"""The door itself: wake-ups, slices, the fallback tick, views, stories and checks; and that it is pure."""
+"""The door itself: wake-ups, slices, the fallback tick, views, stories and checks; and that it is pure.
+
+Rooms: `engine`, `dispatch`, `views`, `errors`.
+"""
 
 import ast
 from pathlib import Path

@@ -1,6 +1,8 @@
 """Random lives of the engine in the model world: whatever happens in whatever order, the safety properties hold (they are
 asserted in `world` and by `Engine.check`), and afterwards everything comes to its end: no job is lost (S42), none runs twice at
 once (S47), no pod is leaked.
+
+Rooms: all of them together, and `checks`, which watches.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""The saga of a start, and every way in which one of its steps may fail (spec §3, S3, S5, S6; audit 2.30, 2.31)."""
+"""The saga of a start, and every way in which one of its steps may fail (spec §3, S3, S5, S6; audit 2.30, 2.31).
+
+Rooms: `starts`, `rows`.
+"""
 
 from itertools import pairwise
 

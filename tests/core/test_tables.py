@@ -1,4 +1,7 @@
-"""The transition tables of jobs and pods: data that is complete, commented and closed."""
+"""The transition tables of jobs and pods: data that is complete, commented and closed.
+
+Rooms: `jobs`, `pods`, `pools`, `state`.
+"""
 
 import pytest
 

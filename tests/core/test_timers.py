@@ -1,4 +1,7 @@
-"""The wheel: exact on whole seconds, at most a sixteenth late elsewhere, nothing left behind by what was disarmed."""
+"""The wheel: exact on whole seconds, at most a sixteenth late elsewhere, nothing left behind by what was disarmed.
+
+Rooms: `timers`, `records`.
+"""
 
 from math import inf
 

@@ -53,6 +53,7 @@ from firepool_broker.core.events import (
     PodSettled,
     PodUnreachable,
     PoolsConfigured,
+    RareEvent,
     ResetClean,
     ResetUnclean,
     Woke,
@@ -138,32 +139,7 @@ class Engine:
 
     # -- the rooms --------------------------------------------------------------------------------------------------
 
-    def _route(
-        self,
-        s: State,
-        event: Woke
-        | JobStored
-        | PodReady
-        | PodGone
-        | PodSettled
-        | ClientRenewed
-        | CancelRequested
-        | DependencyEnded
-        | JobStoreFailed
-        | LeasePrepareFailed
-        | CommitLost
-        | CommitUnknown
-        | LaunchFailed
-        | EndCommitFailed
-        | ResetUnclean
-        | PodCreateFailed
-        | PodUnreachable
-        | PodReachable
-        | AttemptProbed
-        | PoolsConfigured
-        | CallerLimited
-        | BrokerStarted,
-    ) -> None:
+    def _route(self, s: State, event: RareEvent) -> None:
         match event:
             case Woke():
                 self._woke(s)

@@ -273,35 +273,34 @@ class AttemptProbed:
     why: str = ""
 
 
-Event = (
-    PoolsConfigured
-    | CallerLimited
-    | BrokerStarted
-    | Woke
-    | JobSubmitted
+#: What nearly every job goes through: the engine looks for these first.
+HotEvent = (
+    JobSubmitted | LeasePrepared | Committed | Launched | FirstInstruction | AttemptEnded | EndCommitted | ResetClean
+)
+
+RareEvent = (
+    Woke
     | JobStored
-    | JobStoreFailed
-    | DependencyEnded
-    | CancelRequested
+    | PodReady
+    | PodGone
+    | PodSettled
     | ClientRenewed
-    | LeasePrepared
+    | CancelRequested
+    | DependencyEnded
+    | JobStoreFailed
     | LeasePrepareFailed
-    | Committed
     | CommitLost
     | CommitUnknown
-    | Launched
     | LaunchFailed
-    | FirstInstruction
-    | AttemptEnded
-    | EndCommitted
     | EndCommitFailed
-    | ResetClean
-    | PodSettled
     | ResetUnclean
     | PodCreateFailed
-    | PodReady
     | PodUnreachable
     | PodReachable
-    | PodGone
     | AttemptProbed
+    | PoolsConfigured
+    | CallerLimited
+    | BrokerStarted
 )
+
+Event = HotEvent | RareEvent
