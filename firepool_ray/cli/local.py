@@ -195,7 +195,9 @@ def doctor(as_json: Json = False) -> None:
     facts: dict[str, Any] = json.loads(probe.stdout)
     facts["python"] = {"path": sys.executable, "version": ".".join(map(str, sys.version_info[:3]))}
     facts["broker"] = running_broker()
-    facts["uv"] = shutil.which("uv")
+    # The agent looks beside the interpreter first, then on PATH.
+    beside = Path(sys.executable).with_name("uv")
+    facts["uv"] = str(beside) if beside.is_file() else shutil.which("uv")
     if as_json:
         emit_json(facts)
         return

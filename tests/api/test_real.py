@@ -86,6 +86,20 @@ async def test_a_job_that_waits_shows_its_place_the_limit_and_who_holds_what(bro
         assert (await ended(broker, job))["state"] == "CANCELLED"
 
 
+async def test_a_running_job_tells_when_it_started_and_has_not_ended(broker: World) -> None:
+    async with stream(broker) as lines:
+        job = await broker.submit("wait")
+        await lines.until(job=job, state="RUNNING")
+        while not (body := (await broker.call("GET", f"/v1/jobs/{job}")).json())["times"].get("first_instruction"):
+            await asyncio.sleep(0.01)
+    assert body["state"] == "RUNNING"
+    assert body["started_at"] == body["times"]["first_instruction"] >= body["submitted_at"]
+    assert body["times"]["submit_to_first_s"] >= 0
+    assert body["ended_at"] is None and "ended" not in body["times"]
+    await broker.call("POST", f"/v1/jobs/{job}:cancel")
+    await ended(broker, job)
+
+
 async def test_a_batch_is_taken_and_every_job_of_it_ends(broker: World) -> None:
     jobs = {"jobs": [spec("print", str(n), run="wave") for n in range(20)]}
     async with stream(broker) as lines:

@@ -80,7 +80,7 @@ def row_body(row: JobRow, waiting: WaitingBody | None = None) -> JobBody:
         "run": spec.run,
         "idempotency_key": spec.idempotency_key,
         "submitted_at": row.submitted_at,
-        "started_at": times.get("first_instruction") or times.get("launched") or times.get("committed"),
+        "started_at": _started(times),
         "ended_at": times.get("ended", row.updated_at) if ended else None,
         "retry_count": row.retry_count,
         "cancel_requested": row.cancel_requested,
@@ -102,14 +102,26 @@ def row_body(row: JobRow, waiting: WaitingBody | None = None) -> JobBody:
     }
 
 
+def _started(times: dict[str, float]) -> float | None:
+    return times.get("first_instruction") or times.get("launched") or times.get("committed")
+
+
 def error_body(error: FirepoolError) -> ErrorBody:
     """An error inside an answer that is itself good."""
     return cast("ErrorBody", error.to_json())
 
 
 def live_body(runner: Broker, row: JobRow) -> JobBody:
-    """A job from its row, with what it waits for where it waits."""
-    return row_body(row, None if row.state in TERMINAL else waiting_of(runner, row.job))
+    """A job from its row; while it is not over with what it waits for, and the milestones that only the engine has."""
+    if row.state in TERMINAL:
+        return row_body(row)
+    body = row_body(row, waiting_of(runner, row.job))
+    view = runner.engine.job_view(JobId(row.job))
+    if view is not None and view.times:
+        times = dict(view.times)
+        body["times"] = with_spans(times, row.submitted_at)
+        body["started_at"] = _started(times)
+    return body
 
 
 def listed_bodies(runner: Broker, rows: Sequence[JobRow]) -> list[JobBody]:

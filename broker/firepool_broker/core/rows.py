@@ -93,7 +93,7 @@ def commit_end(s: State, job: JobRecord, verdict: Verdict, ended: Exit | None) -
         job.infra_retries + (requeue and verdict.infra),
         lease.path if lease is not None else None,
         job.why.value if job.why is not None else "",
-        _times(job, lease),
+        times(job, lease),
     )
     job.end = end
     s.emit(end)
@@ -119,8 +119,8 @@ def notify(s: State, job: JobRecord) -> None:
         s.emit(Notify(job.id, job.state))
 
 
-def _times(job: JobRecord, lease: Lease | None) -> tuple[tuple[str, float], ...]:
-    """The milestones that were reached."""
+def times(job: JobRecord, lease: Lease | None) -> tuple[tuple[str, float], ...]:
+    """The milestones that were reached, of an attempt that is over (before that, those still to come are negative)."""
     before = (("submitted", job.ask.submitted_at), ("accepted", job.at_accepted), ("queued", job.at_queued))
     if lease is None:
         return _reached(before)

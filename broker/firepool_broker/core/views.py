@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from firepool_broker.core import rows
 from firepool_broker.core.ids import AttemptId, Caller, Card, JobId, PodName, Queue, ReuseTag, Sku, TemplateDigest
 from firepool_broker.core.jobs import JobRecord
 from firepool_broker.core.leases import OVER
@@ -31,6 +32,8 @@ class JobView:
     #: Pods of the attempt whose agents do not answer.
     unreachable: tuple[PodName, ...]
     submitted_at: float
+    #: Milestones reached so far, as the end will carry them (`CommitEnd.times`).
+    times: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,7 @@ def job_view(job: JobRecord) -> JobView:
         waiting=job.lane is not None,
         unreachable=tuple(pod.name for pod in pods if pod.lease is lease and pod.unreachable_since >= 0),
         submitted_at=job.ask.submitted_at,
+        times=tuple(milestone for milestone in rows.times(job, lease) if milestone[1] >= 0.0),
     )
 
 
