@@ -66,7 +66,23 @@ NEXT: dict[JobState | None, frozenset[JobState]] = {
 }
 
 
-class JobRecord(Record):
+class Claimant(Record):
+    """What a claim reads of a job; apart for the same reason as `pods.Claimable`."""
+
+    __slots__ = (
+        "attempt",
+        "key",
+        "plain",
+        "pods",
+        "pool",
+        "refused_at",
+        "strength",
+        "usage",
+        "wanted",
+    )
+
+
+class JobRecord(Claimant):
     """One job. Its timer is the earliest of its deadlines (`starts.rearm`)."""
 
     __slots__ = (
@@ -75,7 +91,6 @@ class JobRecord(Record):
         "ask",
         "at_accepted",
         "at_queued",
-        "attempt",
         "cancel",
         "client_until",
         "end",
@@ -83,25 +98,17 @@ class JobRecord(Record):
         "end_failures",
         "id",
         "infra_retries",
-        "key",
         "lane",
         "lease",
         "lost_commits",
         "not_before",
-        "plain",
-        "pods",
-        "pool",
         "queue_until",
-        "refused_at",
         "retry_count",
         "row",
         "single_use",
         "state",
-        "strength",
-        "usage",
         "version",
         "waits_for",
-        "wanted",
         "why",
     )
 
