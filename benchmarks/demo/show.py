@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,15 +24,16 @@ _WORKLOADS = {
 }
 
 #: Columns of the latency table: title, span of the API's `times`.
-_SPANS = (("queue wait", "queue_wait_s"), ("hand-off", "handoff_s"), ("pod → first", "pod_to_first_s"))
+_SPANS = (("wait", "queue_wait_s"), ("hand-off", "handoff_s"), ("start", "launch_to_first_s"))
 
 
 def opening(start_s: float, *, full: bool) -> None:
     """Say what will run, what is real and what is simulated."""
     text = (
-        "Every rollout runs a candidate program (a HumanEval solution, or a mutation that is wrong, loops, hogs memory, forks,\n"
-        "litters or exits) against its test, in an isolated job of an untrusted pool on this machine. Real: the broker, its durable\n"
-        f"store, the pods, every kill and every reset. [bold]Simulated: a pod start takes {start_s:g} s[/bold] (a GPU pod takes 20 s to minutes)."
+        "Every rollout runs a candidate program (a HumanEval solution, or a mutation that is wrong, loops, hogs memory, forks, "
+        "litters or exits) against its test, in an isolated job of an untrusted pool on this machine. Real: the broker, its "
+        f"durable store, the pods, every kill and every reset. [bold]Simulated: a pod start takes {start_s:g} s[/bold] "
+        "(a GPU pod takes 20 s to minutes)."
     )
     _console.print(Panel(text, title="Firepool demo" + (" (full)" if full else ""), title_align="left"))
 
@@ -59,6 +61,7 @@ def closing(results: Sequence[Result], explained: str, took_s: float) -> bool:
     """Tables and one explanation; whether every verdict was right."""
     for name, title in _WORKLOADS.items():
         _latencies(title, [r for r in results if r.workload == name])
+    _legend()
     right = _verdicts(results)
     if explained:
         _console.print(Panel(explained, title="firepool explain: a job that was not warm", title_align="left"))
@@ -69,18 +72,11 @@ def closing(results: Sequence[Result], explained: str, took_s: float) -> bool:
 
 
 def _latencies(title: str, results: Sequence[Result]) -> None:
-    table = Table("arm", title=title, title_justify="left", header_style="bold")
-    for column in (
-        "jobs",
-        "wall",
-        "× Reuse On",
-        "submit → first p50",
-        "p90",
-        *(f"{t} p50" for t, _ in _SPANS),
-        "without a new pod",
-        "paths",
-    ):
-        table.add_column(column, justify="right")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("arm", no_wrap=True)
+    for column in ("jobs", "wall", "× On", "first p50", "p90", *(t for t, _ in _SPANS), "warm"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("paths")
     by_arm = {r.arm: r for r in results}
     base = by_arm["on"].wall_s
     for arm in ARMS:
@@ -91,6 +87,13 @@ def _latencies(title: str, results: Sequence[Result]) -> None:
         paths = ", ".join(f"{n} {path}" for path, n in r.paths.most_common())
         table.add_row(arm.label, *cells, "–" if math.isnan(r.reuse) else f"{r.reuse:.0%}", paths)
     _console.print(table)
+
+
+def _legend() -> None:
+    _console.print(
+        "[dim]first: submission to first instruction; its stages at the median: wait for a pod, hand-off, start (process let go to first\n"
+        "instruction). warm: share of jobs that started without a new pod. × On: wall time against Reuse On.[/dim]\n"
+    )
 
 
 def _verdicts(results: Sequence[Result]) -> bool:
