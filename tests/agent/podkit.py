@@ -26,6 +26,12 @@ from firepool_agent.reset import Resetter
 from firepool_agent.scratch import Scratch, Slot
 from firepool_wire.nursery import PodConfig
 
+#: Expression for inside a pod: what lies in each place where a job may write. An interpreter that lies below /tmp stays visible.
+LISTED = (
+    "[[n for n in __import__('os').listdir(d) if not any(p.startswith(f'{d}/{n}/') for p in"
+    " (__import__('sys').prefix, *__import__('sys').path))] for d in ('/job', '/home/job', '/tmp', '/dev/shm')]"
+)
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CAN_NAMESPACE = sys.platform == "linux" and isolate.probe().level == "namespaces"
 

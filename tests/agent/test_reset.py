@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.agent.podkit import CAN_NAMESPACE, Nest, until
+from tests.agent.podkit import CAN_NAMESPACE, LISTED, Nest, until
 
 pytestmark = [
     pytest.mark.linux,
@@ -143,8 +143,7 @@ print('done')
 """
     assert nest.attempt(litter)["out"] == "done\n"
     assert nest.reset()["clean"]
-    look = "import os; print([os.listdir(d) for d in ('/job', '/home/job', '/tmp', '/dev/shm')])"
-    assert nest.attempt(look)["out"] == "[[], [], [], []]\n"
+    assert nest.attempt(f"print({LISTED})")["out"] == "[[], [], [], []]\n"
     assert nest.reset()["clean"]
     assert nest.ask("pod", "settled")["problems"] == []
     assert nest.look("import os; result = os.listdir(agent.scratch.trash)") == []

@@ -72,9 +72,11 @@ wheelhouse = "WHEELHOUSE"
 
 #: What the next job on a pod looks at: who else runs, and what lies where a job may write. It prints nothing else.
 LOOK_AROUND = """
-import os
+import os, sys
 others = [n for n in os.listdir("/proc") if n.isdigit() and int(n) not in (1, os.getpid())]
 files = [f"{d}/{n}" for d in (os.getcwd(), "/tmp", "/dev/shm") for n in os.listdir(d)]
+# An interpreter that lies below /tmp stays visible there, read-only.
+files = [f for f in files if not any(p.startswith(f + "/") for p in (sys.prefix, sys.base_prefix, *sys.path))]
 print(others, files)
 """
 
