@@ -76,7 +76,6 @@ def _latencies(title: str, results: Sequence[Result]) -> None:
     table.add_column("arm", no_wrap=True)
     for column in ("jobs", "wall", "× On", "first p50", "p90", *(t for t, _ in _SPANS), "warm"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("paths")
     by_arm = {r.arm: r for r in results}
     base = by_arm["on"].wall_s
     for arm in ARMS:
@@ -84,15 +83,18 @@ def _latencies(title: str, results: Sequence[Result]) -> None:
         cells = [str(len(r.jobs)), f"{r.wall_s:.1f} s", f"{r.wall_s / base:.1f}×"]
         cells += [_time(r.span("submit_to_first_s", q)) for q in (0.5, 0.9)]
         cells += [_time(r.span(span, 0.5)) for _, span in _SPANS]
-        paths = ", ".join(f"{n} {path}" for path, n in r.paths.most_common())
-        table.add_row(arm.label, *cells, "–" if math.isnan(r.reuse) else f"{r.reuse:.0%}", paths)
+        table.add_row(arm.label, *cells, "–" if math.isnan(r.reuse) else f"{r.reuse:.0%}")
     _console.print(table)
+    for arm in ARMS:
+        paths = ", ".join(f"{n} {path}" for path, n in by_arm[arm.name].paths.most_common())
+        _console.print(f"[dim] {arm.label}: {paths}[/dim]", highlight=False)
+    _console.print()
 
 
 def _legend() -> None:
     _console.print(
-        "[dim]first: submission to first instruction; its stages at the median: wait for a pod, hand-off, start (process let go to first\n"
-        "instruction). warm: share of jobs that started without a new pod. × On: wall time against Reuse On.[/dim]\n"
+        "[dim]first: submission to first instruction; its stages at the median: wait for a pod, hand-off, start "
+        "(process let go to first instruction). warm: share of jobs that started without a new pod. × On: wall time against Reuse On.[/dim]\n"
     )
 
 
