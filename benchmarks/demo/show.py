@@ -72,7 +72,7 @@ def closing(results: Sequence[Result], explained: str, took_s: float) -> bool:
 
 
 def _latencies(title: str, results: Sequence[Result]) -> None:
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("arm", no_wrap=True)
     for column in ("jobs", "wall", "× On", "first p50", "p90", *(t for t, _ in _SPANS), "warm"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -128,4 +128,6 @@ def _verdicts(results: Sequence[Result]) -> bool:
 def _time(seconds: float) -> str:
     if math.isnan(seconds):
         return "–"
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
