@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -72,7 +71,7 @@ def closing(results: Sequence[Result], explained: str, took_s: float) -> bool:
 
 
 def _latencies(title: str, results: Sequence[Result]) -> None:
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("arm", no_wrap=True)
     for column in ("jobs", "wall", "× On", "first p50", "p90", *(t for t, _ in _SPANS), "warm"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -83,7 +82,7 @@ def _latencies(title: str, results: Sequence[Result]) -> None:
         cells = [str(len(r.jobs)), f"{r.wall_s:.1f} s", f"{r.wall_s / base:.1f}×"]
         cells += [_time(r.span("submit_to_first_s", q)) for q in (0.5, 0.9)]
         cells += [_time(r.span(span, 0.5)) for _, span in _SPANS]
-        table.add_row(arm.label, *cells, "–" if math.isnan(r.reuse) else f"{r.reuse:.0%}")
+        table.add_row(arm.label.removesuffix(" per job"), *cells, "–" if math.isnan(r.reuse) else f"{r.reuse:.0%}")
     _console.print(table)
     for arm in ARMS:
         paths = ", ".join(f"{n} {path}" for path, n in by_arm[arm.name].paths.most_common())
