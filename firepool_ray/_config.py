@@ -125,14 +125,20 @@ def _find_file() -> Path | None:
 
 def local_broker(folder: Path) -> Target | None:
     """The broker whose `broker.json` lies in the folder, if its process lives."""
+    found = published(folder)
+    if found is None:
+        return None
+    token = _token(found.get("token_file"), folder)
+    return Target(address=str(found["address"]), token=token, how="local", home=folder)
+
+
+def published(folder: Path) -> dict[str, Any] | None:
+    """What the living broker of a folder says of itself in `broker.json` (`address`, `pid`, …); None without one."""
     try:
-        found = json.loads((folder / "broker.json").read_text())
-        address, pid = str(found["address"]), int(found["pid"])
+        found: dict[str, Any] = json.loads((folder / "broker.json").read_text())
+        return found if found["address"] and process_lives(int(found["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not process_lives(pid):
-        return None
-    return Target(address=address, token=_token(found.get("token_file"), folder), how="local", home=folder)
 
 
 def _token(named: str | None, folder: Path) -> str | None:
@@ -141,7 +147,7 @@ def _token(named: str | None, folder: Path) -> str | None:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of that id exists (on Windows, where signal 0 would end it, always)."""
+    """Whether a process of that id runs (on Windows, where signal 0 would end it, always). A zombie serves nobody."""
     if os.name != "posix":
         return True
     try:
@@ -150,4 +156,7 @@ def process_lives(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True  # no /proc to tell more

@@ -2,15 +2,14 @@
 
 Levels (`design.md` §4.6), strongest first: `namespaces`, `uid`, `process`, `portable`. The answer comes from trying, in a
 child process, never from reading version numbers. `FIREPOOL_ISOLATION_MAX` lowers the ceiling (to try weaker levels out).
-`python -m firepool_agent.levels` prints the answer as JSON; that is what `firepool doctor` asks.
+`firepool-agent probe` prints the answer as JSON; that is what `firepool doctor` asks.
 """
 
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from firepool_agent import syscalls
 from firepool_wire.words import STRENGTH, Isolation
@@ -181,13 +180,3 @@ def _try_uids() -> None:
     os.setresgid(60_000, 60_000, 60_000)
     os.setresuid(60_000, 60_000, 60_000)
     os.listdir(os.path.dirname(os.__file__))
-
-
-def main() -> int:
-    """Print the probe as one JSON object."""
-    sys.stdout.write(json.dumps(asdict(probe())) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,7 +1,6 @@
 """Commands about this machine: up, down, status, doctor. The broker is a process of its own, started by its console script;
 nothing of it is imported here."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from firepool_ray._config import process_lives, published
 from firepool_ray.cli.api import home, target
 from firepool_ray.cli.jobs import Json
 from firepool_ray.cli.output import emit_json, note, say, seconds, table
@@ -48,24 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def running_broker() -> dict[str, Any] | None:
     """What `broker.json` says of the local broker, or None when there is none or its process is gone."""
-    try:
-        found: dict[str, Any] = json.loads((home() / "broker.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return found if _alive(int(found["pid"])) else None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    # A zombie answers signal 0; it serves nobody.
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    return published(home())
 
 
 def broker_command() -> list[str]:
@@ -150,7 +133,7 @@ def down(as_json: Json = False) -> None:
     pid = int(found["pid"])
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
-    while _alive(pid):
+    while process_lives(pid):
         if time.monotonic() > deadline:
             raise BrokerUnavailable(
                 f"broker {pid} did not stop within {STOP_S:.0f} s; its log is {home() / 'broker.log'}"
